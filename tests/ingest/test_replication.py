@@ -82,7 +82,8 @@ def changes_until(replication: Replication, reader: RunReader | None, last: byte
     """Return all messages up to the insert of a row with this id."""
     found: list[bytes] = []
     while True:
-        received = replication.receive(reader)
+        replication.gather(reader)
+        received = replication.take(reader)
         for number in range(len(received.messages)):
             found.append(received.messages[number])
             event = decode_message(found[-1])

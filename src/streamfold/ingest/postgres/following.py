@@ -63,15 +63,20 @@ _UNDEFINED: Final = (psycopg2.errors.UndefinedColumn, psycopg2.errors.UndefinedT
 
 #: Bytes of records in a batch for all streams: a few appends of the largest size.
 _BATCH_BYTES: Final = 4 << 20
-#: Seconds from one append to the next unless a batch has so many bytes, and from one look at the server
-#: to the next after few messages: for each of them alone, ingester and server would work many times as
-#: long. A change after a pause does not wait.
+#: Seconds from one append, and from one run of messages, to the next: for each change alone, ingester
+#: and server would work many times as long. A change after a pause does not wait.
 _GATHER: Final = 0.05
+#: Seconds from one append to the next under load: when a batch has more changes than `_LIGHT`. It is
+#: appended earlier when it has so many bytes.
+_GATHER_LOADED: Final = 0.2
+_LIGHT: Final = 200
 _APPEND_BYTES: Final = 1 << 20
-_FEW_MESSAGES: Final = 200
-#: Seconds to that look within a transaction, of which the server has more: it waits for room in a
-#: socket, which few large messages fill.
-_GATHER_WITHIN: Final = 0.002
+#: What a Unix socket holds before the server waits for room, less a margin; and what a message takes of
+#: it beside its own bytes.
+_SOCKET_BYTES: Final = 128 << 10
+_SOCKET_MESSAGE: Final = 768
+#: Seconds from a look at the server that found nothing to the next at least.
+_LOOK_AGAIN: Final = 0.001
 #: Seconds between two confirmations at least; PostgreSQL frees its log by them.
 _CONFIRM: Final = 1.0
 #: Seconds that the last note of a session may take: the ingester is being stopped.
@@ -126,6 +131,8 @@ class Following:
         self._gathered = ChangeBatches(self.changes, streams)
         self._appending: asyncio.Task[None] | None = None
         self._appended_at = 0.0
+        #: When messages were last gathered.
+        self._gathered_at = 0.0
         #: Seconds spent waiting for the server since it last sent anything.
         self._silent = 0.0
 
@@ -156,7 +163,8 @@ class Following:
     ) -> None:
         confirmed_at = noted_at = time.monotonic()
         while True:
-            received, drained = await self._read(replication)
+            drained = await self._gather(replication)
+            any_came = await self._read(replication)
             if drained and not self.changes.in_transaction:
                 self._gathered.batch.drained_at = time.time()
             await self._append(wait=self._gathered.batch.size >= _BATCH_BYTES)
@@ -174,18 +182,39 @@ class Following:
             if now - confirmed_at >= _CONFIRM or (replication.asked and self._is_idle()):
                 confirmed_at = now
                 await self._confirm(replication, silence)
-            if not drained or received >= _FEW_MESSAGES:
+            if any_came:
                 await asyncio.sleep(0)
-            elif received:
-                within = self.changes.in_transaction
-                await asyncio.sleep(_GATHER_WITHIN if within else _GATHER)
             else:
                 await self._wait(replication, min(_CONFIRM, heartbeat))
+
+    async def _gather(self, replication: Replication) -> bool:
+        """Gather what comes until `_GATHER` after the last messages; returns whether that was all.
+
+        It looks at the server so often that it need not wait for room in a socket.
+        """
+        reader, any_came, pause = self._gathered.reader, False, 0.0
+        looked_at = self._gathered_at
+        while True:
+            came, now = replication.gather(reader), time.monotonic()
+            any_came = any_came or came.messages > 0
+            left = self._gathered_at + _GATHER - now
+            if not came.drained or left <= 0 or not any_came:
+                break
+            taken = came.size + _SOCKET_MESSAGE * came.messages
+            if not taken:
+                pause = max(2 * pause, _LOOK_AGAIN)
+            else:  # as long as the server takes to fill the socket
+                pause = (now - looked_at) * _SOCKET_BYTES / taken if taken < _SOCKET_BYTES else 0.0
+            looked_at = now
+            await asyncio.sleep(min(pause, left))
+        if any_came:
+            self._silent, self._gathered_at = 0.0, now
+        return came.drained
 
     async def _wait(self, replication: Replication, longest: float) -> None:
         """Wait for the server, for the append that is under way, or until the next one is due."""
         if self._appending is None and self._gathered.batch:
-            longest = min(longest, _GATHER)
+            longest = min(longest, self._due_after())
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         waiting = asyncio.ensure_future(readable.wait())
         ours = {self._appending} if self._appending is not None else set()
@@ -201,12 +230,10 @@ class Following:
             waiting.cancel()
         self._silent = 0.0 if readable.is_set() else self._silent + time.monotonic() - began
 
-    async def _read(self, replication: Replication) -> tuple[int, bool]:
-        """Read messages into the batch; returns how many, and whether those were all for now."""
-        received = replication.receive(self._gathered.reader)
+    async def _read(self, replication: Replication) -> bool:
+        """Add what was gathered to the batch; returns whether there was anything."""
+        received = replication.take(self._gathered.reader)
         messages, run, at = received.messages, received.run, 0
-        if messages:
-            self._silent = 0.0
         self._gathered.count(len(messages))
         while at < len(messages):
             if run is not None:
@@ -214,7 +241,7 @@ class Following:
             if at < len(messages):
                 await self._feed(messages[at])
                 at += 1
-        return len(messages), received.drained
+        return len(messages) > 0
 
     def _write(self, run: Run, at: int) -> int:
         """Add messages from `at` on by the kernel; returns the first that it leaves to `_feed`."""
@@ -304,10 +331,14 @@ class Following:
             await self._appending
             self._appending = None
         size, since = self._gathered.batch.size, time.monotonic() - self._appended_at
-        due = wait or size >= _APPEND_BYTES or since >= _GATHER
+        due = wait or size >= _APPEND_BYTES or since >= self._due_after()
         if self._appending is None and self._gathered.batch and due:
             self._appended_at = time.monotonic()
             self._appending = asyncio.create_task(self._append_batch(self._gathered.take()))
+
+    def _due_after(self) -> float:
+        """Return seconds from the last append to that of the batch."""
+        return _GATHER if self._gathered.batch.changes.total() <= _LIGHT else _GATHER_LOADED
 
     async def _append_batch(self, batch: ChangeBatch) -> None:
         appends = [self._by_name[name].append(found) for name, found in batch.records.items()]

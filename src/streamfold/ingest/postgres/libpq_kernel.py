@@ -39,9 +39,12 @@ _memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, ty
 
 
 @kernel
-def pull(connection: int, out: Bytes, ends: Offsets, held: Offsets) -> tuple[int, int]:
-    """Copy messages that have been received to `out`; returns how many, and how it ended."""
-    count, at, consumed = 0, np.int64(0), False
+def pull(connection: int, out: Bytes, ends: Offsets, count: int, held: Offsets) -> tuple[int, int]:
+    """Copy messages that have been received to `out`, after `count` that it has.
+
+    Returns how many it has then, and how it ended.
+    """
+    at, consumed = ends[count - 1] if count else np.int64(0), False
     while count < len(ends):
         length = np.int64(_get(connection, held.ctypes.data, 1))
         if length < 0:
@@ -66,38 +69,51 @@ def pull(connection: int, out: Bytes, ends: Offsets, held: Offsets) -> tuple[int
 
 
 class Puller:
-    """Takes messages of one connection; those that it returns are valid until the next call."""
+    """Gathers messages of one connection."""
 
     def __init__(self) -> None:
         self._room = np.zeros(BYTES + len(PADDING), np.uint8)
         self._ends = np.empty(MESSAGES, np.int64)
         self._held = np.zeros(HELD_FIELDS, np.int64)
+        self._count, self._outcome = 0, DRAINED
 
-    def pull(self, connection: CopyConnection) -> tuple[Bytes, Offsets, bool]:
-        """Return messages with zeros after the last, their ends, and whether those were all for now.
+    @property
+    def size(self) -> int:
+        """Bytes of the messages that were gathered."""
+        return int(self._ends[self._count - 1]) if self._count else 0
 
-        Raises as `CopyConnection.pull` does.
+    def __len__(self) -> int:
+        return self._count
+
+    def pull(self, connection: CopyConnection) -> bool:
+        """Gather what has been received; returns whether that was all for now.
+
+        Otherwise `take` it. Raises as `CopyConnection.pull` does.
         """
         room = self._room[:BYTES]
-        count, outcome = pull(connection.pointer, room, self._ends, self._held)
-        if outcome == ENDED and not count:
+        self._count, self._outcome = pull(
+            connection.pointer, room, self._ends, self._count, self._held
+        )
+        if self._outcome == ENDED and not self._count:
             raise connection.failure()
-        raw, ends = self._room, self._ends[:count]
-        size = int(ends[-1]) if count else 0
-        if outcome == TOO_LONG:
+        return self._outcome == DRAINED
+
+    def take(self) -> tuple[Bytes, Offsets]:
+        """Return messages with zeros after the last, and their ends; valid until the next `pull`."""
+        raw, ends, size = self._room, self._ends[: self._count], self.size
+        if self._outcome == TOO_LONG:
             address, length = self._held.tolist()
-            message = connection.take(address, length)
-            raw = np.concatenate(
-                (raw[:size], np.frombuffer(message + PADDING, np.uint8)), dtype=np.uint8
-            )
+            message = CopyConnection.take(address, length) + PADDING
+            raw = np.concatenate((raw[:size], np.frombuffer(message, np.uint8)), dtype=np.uint8)
             size += length
             ends = np.append(ends, size)
         raw[size : size + len(PADDING)] = 0
-        return raw, ends, outcome == DRAINED
+        self._count, self._outcome = 0, DRAINED
+        return raw, ends
 
 
 def compile_pull() -> None:
     """Have the kernel compiled, or loaded from the disk cache; libpq knows that 0 is no connection."""
     nothing, held = np.zeros(1, np.int64), np.zeros(HELD_FIELDS, np.int64)
-    if pull(0, np.zeros(1, np.uint8), nothing, held) != (0, ENDED):
+    if pull(0, np.zeros(1, np.uint8), nothing, 0, held) != (0, ENDED):
         raise RuntimeError("libpq finds a message where there is no connection")

@@ -39,12 +39,19 @@ class Messages(Protocol):
     def __getitem__(self, number: int, /) -> bytes: ...
 
 
+class Gathered(NamedTuple):
+    """What came, with the heads of messages."""
+
+    messages: int
+    size: int
+    #: Whether that was all for now; otherwise there may be no room for more.
+    drained: bool
+
+
 class Received(NamedTuple):
-    """Messages of pgoutput that came together."""
+    """Messages of pgoutput that were gathered."""
 
     messages: Messages
-    #: Whether those were all for now.
-    drained: bool
     #: End of the log as the last message has it; 0 without one.
     wal_end: Lsn
     #: Whether the server wants an answer.
@@ -66,7 +73,7 @@ def split_messages(found: Sequence[bytes]) -> Received:
             asked = asked or message[-1] != 0
         else:
             raise unexpected(message[:1])
-    return Received(messages, False, Lsn(wal_end), asked)
+    return Received(messages, Lsn(wal_end), asked)
 
 
 def unexpected(kind: bytes) -> MalformedError:
@@ -84,7 +91,9 @@ class Replication:
         self._cursor = connection.cursor()
         self._cursor.start_replication(slot_name=slot, options=options, decode=False)
         self._copying = CopyConnection(connection)
-        #: The end of the log that the server named last.
+        #: What Python gathered.
+        self._messages: list[bytes] = []
+        #: The end of the log that the server named last, in what was taken.
         self.wal_end = LSN_ZERO
         #: Whether the server wants an answer.
         self.asked = False
@@ -92,16 +101,26 @@ class Replication:
     def fileno(self) -> int:
         return self._copying.fileno()
 
-    def receive(self, reader: RunReader | None) -> Received:
-        """Return what has come; by the kernel, if there is a reader. Never waits.
+    def gather(self, reader: RunReader | None) -> Gathered:
+        """Take what has come; by the kernel, if there is a reader. Never waits.
 
         Raises psycopg2's error if the connection is broken, or the server has ended it.
         """
-        if reader is not None:
-            received = reader.read(self._copying)
-        else:
+        if reader is None:
             pulled = self._copying.pull(_MESSAGES, _MESSAGES_BYTES)
-            received = split_messages(pulled.messages)._replace(drained=pulled.drained)
+            self._messages += pulled.messages
+            size = sum(map(len, pulled.messages))
+            return Gathered(len(pulled.messages), size, pulled.drained)
+        count, size = len(reader), reader.size
+        drained = reader.pull(self._copying)
+        return Gathered(len(reader) - count, reader.size - size, drained)
+
+    def take(self, reader: RunReader | None) -> Received:
+        """Return what was gathered; with a reader, what it gathered."""
+        if self._messages or reader is None:
+            received, self._messages = split_messages(self._messages), []
+        else:
+            received = reader.take_run()
         self.wal_end = received.wal_end or self.wal_end
         self.asked = self.asked or received.asked
         return received

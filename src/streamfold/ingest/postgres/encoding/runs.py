@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from streamfold.ingest.postgres.encoding.row_kernel import PADDING, _number
-from streamfold.ingest.postgres.libpq import CopyConnection
 from streamfold.ingest.postgres.libpq_kernel import Puller, compile_pull
 from streamfold.ingest.postgres.pgoutput import Lsn
 from streamfold.ingest.postgres.replication import (
@@ -69,16 +68,12 @@ def split(raw: Bytes, ends: Offsets, bounds: Offsets, seen: Values) -> tuple[int
     return count, -1
 
 
-class RunReader:
-    """Reads runs from a connection; each is valid until the next one is read."""
+class RunReader(Puller):
+    """Gathers messages of one connection into runs; each is valid until more is gathered."""
 
-    def __init__(self) -> None:
-        self._puller = Puller()
-
-    def read(self, connection: CopyConnection) -> Received:
-        """Return what has been received, as `CopyConnection.pull` and `split_messages` do."""
-        raw, ends, drained = self._puller.pull(connection)
-        return split_run(raw, ends)._replace(drained=drained)
+    def take_run(self) -> Received:
+        """Return what was gathered, as `split_messages` does."""
+        return split_run(*self.take())
 
 
 def split_run(raw: Bytes, ends: Offsets) -> Received:
@@ -90,7 +85,7 @@ def split_run(raw: Bytes, ends: Offsets) -> Received:
         raise unexpected(raw[start:end][:1].tobytes())
     wal_end, asked = seen.tolist()
     run = Run(raw, bounds[:count])
-    return Received(run, False, Lsn(wal_end), bool(asked), run)
+    return Received(run, Lsn(wal_end), bool(asked), run)
 
 
 def compile_reading() -> None:
