@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import psycopg2
@@ -146,6 +146,42 @@ class HeldStreams(BasinStreams):
     async def ensure(self, name: str) -> StreamClient:
         await super().ensure(name)
         self.clients[name] = HeldClient(self._s2.basin(BASIN).stream(name))
+        return self.clients[name]
+
+
+class DroppingClient(S2Client):
+    """Drops a cancellation that comes with the answer to an append, as the SDK does on Python 3.11."""
+
+    appended: asyncio.Event | None = None
+
+    async def append(
+        self,
+        records: Sequence[Record],
+        *,
+        match_seq_num: int | None = None,
+        fencing_token: str | None = None,
+    ) -> Appended:
+        done = await super().append(
+            records, match_seq_num=match_seq_num, fencing_token=fencing_token
+        )
+        if self.appended is not None:
+            self.appended.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        return done
+
+
+class DroppingStreams(BasinStreams):
+    """Streams of a basin that can drop a cancellation."""
+
+    def __init__(self, s2: S2) -> None:
+        super().__init__(s2.basin(BASIN))
+        self._s2 = s2
+        self.clients: dict[str, DroppingClient] = {}
+
+    async def ensure(self, name: str) -> StreamClient:
+        await super().ensure(name)
+        self.clients[name] = DroppingClient(self._s2.basin(BASIN).stream(name))
         return self.clients[name]
 
 
@@ -321,3 +357,16 @@ async def test_an_orderly_restart_of_postgres_costs_no_copy(s2: S2) -> None:
                 await until(lambda table: (1,) in table.rows)
             assert running.ingest.progress.sessions > 1
         await check_follows(uri, s2, chosen, 2)
+
+
+async def test_a_cancellation_that_a_client_drops_ends_the_ingester(database: str, s2: S2) -> None:
+    execute(database, *TABLES)
+    chosen, streams = options(database, "t"), DroppingStreams(s2)
+    async with ingesting(database, s2, chosen, streams=streams) as running:
+        await running.followed()
+        control = streams.clients[chosen.control_stream]
+        noted = control.appended = asyncio.Event()
+        write_elsewhere(database)
+        await noted.wait()
+        control.appended = None
+    assert running.task.cancelled()

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from streamfold.ingest.cancellation import raise_if_cancelled
 from streamfold.ingest.errors import CopyStaleError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, find_table, identifiers, shape
 from streamfold.ingest.postgres.connection import Database
@@ -211,6 +212,7 @@ class _Appending(Generic[B]):
 
     async def _send(self) -> None:
         await self._settle()
+        raise_if_cancelled()
         if self._gathered:
             batches, self._gathered = self._gathered, []
             size, self._size = self._size, 0

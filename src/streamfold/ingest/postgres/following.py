@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.extras import needing_extra
+from streamfold.ingest.cancellation import raise_if_cancelled
 from streamfold.ingest.errors import (
     CopyStaleError,
     SlotLostError,
@@ -163,6 +164,7 @@ class Following:
     ) -> None:
         confirmed_at = noted_at = time.monotonic()
         while True:
+            raise_if_cancelled()
             drained = await self._gather(replication)
             any_came = await self._read(replication)
             if drained and not self.changes.in_transaction:

@@ -22,6 +22,7 @@ from typing import Final
 
 from streamfold.backoff import Backoff
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
+from streamfold.ingest.cancellation import raise_if_cancelled
 from streamfold.ingest.errors import (
     CopyStaleError,
     SnapshotLostError,
@@ -144,6 +145,7 @@ class PostgresIngest:
         failures, lost, pause = 0, 0, 0.0
         rng = random.Random()  # noqa: S311 - only for pauses
         while True:
+            raise_if_cancelled()
             began = time.monotonic()
             try:
                 await self._session()
