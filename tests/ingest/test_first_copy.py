@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from streamfold.ingest.postgres.encoding import encoded_copy, values
 from streamfold.ingest.postgres.encoding.encoded_copy import EncodedLines
 from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.postgres.first_copy import copy_table
+from streamfold.ingest.postgres.libpq_kernel import LineFiller
 from streamfold.ingest.table_stream import CopyPosition, TableStream
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
@@ -404,7 +405,7 @@ async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
     sleeping = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
     async with asyncio.timeout(60), exported_snapshot(source) as snapshot:
         async with copied_blocks(
-            source, table, snapshot.name, None, sql.SQL("pg_sleep(600)")
+            source, table, snapshot.name, None, sql.SQL("pg_sleep(600)"), lambda: None
         ) as found:
             reading = asyncio.ensure_future(anext(found))
             while not await asyncio.to_thread(execute, database, sleeping):
@@ -413,3 +414,47 @@ async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
         assert not execute(database, sleeping)
     # A thread that waited for a row would keep the loop from closing.
     await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 30)
+
+
+async def lines_of(
+    database: str, values: str, find_filler: Callable[[], LineFiller | None]
+) -> list[bytes]:
+    """The blocks of a COPY of values of table t."""
+    source = Database(database)
+    with source.query() as cursor:
+        (table,) = find_tables(cursor, ["t"])
+    async with (
+        exported_snapshot(source) as snapshot,
+        copied_blocks(source, table, snapshot.name, None, sql.SQL(values), find_filler) as found,
+    ):
+        return [block async for block in found]
+
+
+async def test_the_kernel_takes_the_lines_that_python_takes(database: str) -> None:
+    assert encoded_copy.load_kernel()
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)",
+            "INSERT INTO t SELECT n, repeat('x', n % 50) FROM generate_series(1, 50000) n",
+            "INSERT INTO t SELECT -n, repeat(chr(9), n * 500000) FROM generate_series(1, 6) n",
+            "INSERT INTO t VALUES (0, NULL)")  # fmt: skip
+    by_python = await lines_of(database, "id, a", lambda: None)
+    by_kernel = await lines_of(database, "id, a", encoded_copy.line_filler)
+    fillers = iter([None])
+    by_both = await lines_of(database, "id, a", lambda: next(fillers, encoded_copy.line_filler()))
+    assert b"".join(by_kernel) == b"".join(by_python) == b"".join(by_both)
+    assert b"".join(by_python).count(b"\n") == 50007
+    assert all(block.endswith(b"\n") for block in (*by_python, *by_kernel, *by_both))
+    execute(database, "TRUNCATE t")
+    assert await lines_of(database, "id", encoded_copy.line_filler) == []
+
+
+@pytest.mark.parametrize("find_filler", [lambda: None, encoded_copy.line_filler])
+async def test_a_copy_that_fails_between_its_rows_raises_the_error_of_postgres(
+    database: str, find_filler: Callable[[], LineFiller | None]
+) -> None:
+    assert encoded_copy.load_kernel()
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)",
+            "INSERT INTO t SELECT generate_series(1, 20000)")  # fmt: skip
+    with pytest.raises(SourceUnusableError, match="division by zero"):
+        await lines_of(database, "1 / (id - 15000)", find_filler)
+    with pytest.raises(SourceUnusableError, match="no_such_column"):
+        await lines_of(database, "no_such_column", find_filler)

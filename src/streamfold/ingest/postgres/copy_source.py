@@ -6,10 +6,9 @@ It takes no lock that stops writers, and waits for its reader.
 from __future__ import annotations
 
 import asyncio
-import io
 import queue
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,10 +16,12 @@ from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SnapshotLostError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
 from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
+from streamfold.ingest.postgres.libpq import CopyConnection
 from streamfold.ingest.postgres.pgoutput import Row
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    # Only for types: at run time this would load the compiler.
+    from streamfold.ingest.postgres.libpq_kernel import LineFiller
 
 with needing_extra("postgres"):
     import psycopg2
@@ -92,17 +93,21 @@ async def copied_blocks(
     snapshot: str,
     after: Sequence[str] | None,
     values: sql.Composable,
+    find_filler: Callable[[], LineFiller | None],
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Yield the lines of COPY, many at once; it waits for its reader."""
-    copying = _Copying(database, table, snapshot, after, values)
+    """Yield the lines of COPY, many at once; it waits for its reader.
+
+    `find_filler` is asked before each block until it has one.
+    """
+    copying = _Copying(database, table, snapshot, after, values, find_filler)
     try:
         yield _whole_lines(copying.blocks())
     finally:
         await asyncio.to_thread(copying.stop)
 
 
-class _Copying(io.RawIOBase):
-    """COPY in a thread; psycopg2 writes to it as to a file."""
+class _Copying:
+    """COPY in a thread."""
 
     def __init__(
         self,
@@ -111,7 +116,9 @@ class _Copying(io.RawIOBase):
         snapshot: str,
         after: Sequence[str] | None,
         values: sql.Composable,
+        find_filler: Callable[[], LineFiller | None],
     ) -> None:
+        self._find_filler = find_filler
         self._blocks: queue.Queue[bytes | None] = queue.Queue(_BLOCKS_AHEAD)
         self._database, self._table = database, table
         self._snapshot, self._after, self._values = snapshot, after, values
@@ -126,14 +133,6 @@ class _Copying(io.RawIOBase):
             yield block
         if self._failure is not None:
             raise self._failure
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        block = bytes(data)
-        self._put(block)
-        return len(block)
 
     def _put(self, block: bytes | None) -> None:
         while True:
@@ -164,10 +163,14 @@ class _Copying(io.RawIOBase):
                 cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 self._use_snapshot(cursor)
                 query = copy_query(cursor, self._table, self._after, self._values)
-                # psycopg2 writes line by line: the buffer spares a call of Python for each.
-                buffered = io.BufferedWriter(self, _BLOCK_BYTES)
-                cursor.copy_expert(query, buffered)
-                buffered.detach()
+            # Not by psycopg2, which takes and releases the lock of Python for each line.
+            copying = CopyConnection.copying(connection, query)
+            filler = self._find_filler()
+            while block := (
+                copying.pull_lines(_BLOCK_BYTES) if filler is None else filler.pull_lines(copying)
+            ):
+                self._put(block)
+                filler = filler or self._find_filler()
         finally:
             connection.close()
 

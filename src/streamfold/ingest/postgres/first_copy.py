@@ -19,7 +19,12 @@ from streamfold.ingest.errors import CopyStaleError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, find_table, identifiers, shape
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
-from streamfold.ingest.postgres.encoding.encoded_copy import EncodedLines, has_room, wait_for_kernel
+from streamfold.ingest.postgres.encoding.encoded_copy import (
+    EncodedLines,
+    has_room,
+    line_filler,
+    wait_for_kernel,
+)
 from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.postgres.pgoutput import Row
 from streamfold.ingest.table_stream import (
@@ -133,7 +138,9 @@ class _Source(NamedTuple):
 
     def blocks(self) -> Any:
         values = identifiers(column.name for column in self.table.columns)
-        return copied_blocks(self.database, self.table, self.snapshot, self.copied.key, values)
+        return copied_blocks(
+            self.database, self.table, self.snapshot, self.copied.key, values, line_filler
+        )
 
 
 def _is_unicode(database: Database) -> bool:

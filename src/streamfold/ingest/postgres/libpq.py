@@ -22,6 +22,8 @@ with needing_extra("postgres"):
 _POINTER, _INT, _TEXT = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 #: By name: what it returns, and what it takes.
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "PQexec": (_POINTER, [_POINTER, _TEXT]),
+    "PQresultStatus": (_INT, [_POINTER]),
     "PQgetCopyData": (_INT, [_POINTER, _POINTER, _INT]),
     "PQconsumeInput": (_INT, [_POINTER]),
     "PQputCopyData": (_INT, [_POINTER, _TEXT, _INT]),
@@ -35,6 +37,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
 }
 #: The field of an error that has its SQLSTATE.
 _SQLSTATE: Final = ord("C")
+#: States of a result: the statement has ended, COPY sends rows.
+_COMMAND_OK, _COPY_OUT = 1, 3
 
 
 class _Library:
@@ -70,6 +74,16 @@ class CopyConnection:
         self._connection = connection
         self.pointer: int = connection.pgconn_ptr
 
+    @classmethod
+    def copying(cls, connection: Any, query: str) -> CopyConnection:
+        """Start a COPY to the client; raises psycopg2's error if it is refused."""
+        copying = cls(connection)
+        result = LIBRARY.PQexec(copying.pointer, query.encode())
+        if LIBRARY.PQresultStatus(result) != _COPY_OUT:
+            raise copying._error_of(result)
+        LIBRARY.PQclear(result)
+        return copying
+
     def fileno(self) -> int:
         return int(self._connection.fileno())
 
@@ -98,6 +112,30 @@ class CopyConnection:
                 consumed = True
         return Pulled(messages, drained=False)
 
+    def pull_lines(self, size: int) -> bytes:
+        """Return lines of COPY, until they have so many bytes, or are the last; waits for them.
+
+        Returns nothing after the last. Raises psycopg2's error if COPY fails.
+        """
+        lines: list[bytes] = []
+        found = _POINTER()
+        while size > 0:
+            length = LIBRARY.PQgetCopyData(self.pointer, ctypes.byref(found), 0)
+            if length < 0:
+                if not lines:
+                    self.check_end()
+                break
+            lines.append(self.take(found.value, length))
+            size -= length
+        return b"".join(lines)
+
+    def check_end(self) -> None:
+        """Raise psycopg2's error unless COPY has ended with its last line."""
+        result = LIBRARY.PQgetResult(self.pointer)
+        if not result or LIBRARY.PQresultStatus(result) != _COMMAND_OK:
+            raise self._error_of(result)
+        LIBRARY.PQclear(result)
+
     @staticmethod
     def take(address: int | None, length: int) -> bytes:
         """Return a message that libpq has allocated, and free it."""
@@ -114,7 +152,9 @@ class CopyConnection:
 
     def failure(self) -> psycopg2.Error:
         """Return why nothing more can be read, as psycopg2 would raise it."""
-        result = LIBRARY.PQgetResult(self.pointer)
+        return self._error_of(LIBRARY.PQgetResult(self.pointer))
+
+    def _error_of(self, result: int | None) -> psycopg2.Error:
         text, code = LIBRARY.PQerrorMessage(self.pointer), None
         if result:
             text = LIBRARY.PQresultErrorMessage(result) or text

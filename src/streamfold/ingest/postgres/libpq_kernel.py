@@ -1,4 +1,7 @@
-"""A kernel that takes messages of COPY from libpq, many at once; importing this module needs numba."""
+"""Kernels that take messages and lines of COPY from libpq, many at once.
+
+Importing this module needs numba.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,41 @@ def pull(connection: int, out: Bytes, ends: Offsets, count: int, held: Offsets) 
     return count, FULL
 
 
+@kernel
+def fill(connection: int, out: Bytes, held: Offsets) -> tuple[int, int]:
+    """Copy lines of COPY to `out`, and wait for them; returns their size, and how it ended."""
+    at = np.int64(0)
+    while True:
+        length = np.int64(_get(connection, held.ctypes.data, 0))
+        if length < 0:
+            return int(at), ENDED
+        if at + length > len(out):
+            held[LENGTH] = length
+            return int(at), TOO_LONG
+        _memcpy(out.ctypes.data + at, held[ADDRESS], length)
+        _free(held[ADDRESS])
+        at += length
+
+
+class LineFiller:
+    """Takes lines of COPY, many at once."""
+
+    def __init__(self) -> None:
+        self._room = np.empty(BYTES, np.uint8)
+        self._held = np.zeros(HELD_FIELDS, np.int64)
+
+    def pull_lines(self, connection: CopyConnection) -> bytes:
+        """Do as `CopyConnection.pull_lines`, for about BYTES."""
+        size, outcome = fill(connection.pointer, self._room, self._held)
+        lines = self._room[:size].tobytes()
+        if outcome == TOO_LONG:
+            address, length = self._held.tolist()
+            lines += connection.take(address, length)
+        elif not lines:
+            connection.check_end()
+        return lines
+
+
 class Puller:
     """Gathers messages of one connection."""
 
@@ -110,6 +148,12 @@ class Puller:
         raw[size : size + len(PADDING)] = 0
         self._count, self._outcome = 0, DRAINED
         return raw, ends
+
+
+def compile_fill() -> None:
+    """Do as `compile_pull` for lines of COPY."""
+    if fill(0, np.empty(1, np.uint8), np.zeros(HELD_FIELDS, np.int64)) != (0, ENDED):
+        raise RuntimeError("libpq finds a line where there is no connection")
 
 
 def compile_pull() -> None:

@@ -30,6 +30,7 @@ from streamfold.records.protobuf import fields
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
     from streamfold.ingest.postgres.encoding.copy_kernel import LineWriter
+    from streamfold.ingest.postgres.libpq_kernel import LineFiller
 
 #: Bytes that an append keeps for the header with the key, in its last record; longer keys are weighed.
 KEY_RESERVE: Final = 8 << 10
@@ -41,17 +42,20 @@ _BLOCK_MAX: Final = 4 << 20
 
 _log = logging.getLogger(__name__)
 _writer: type[LineWriter] | None = None
+_filler: type[LineFiller] | None = None
 _loading: asyncio.Future[bool] | None = None
 
 
 def load_kernel() -> bool:
     """Compile the kernel, or load it from the disk cache; False if numba is missing or broken."""
-    global _writer
+    global _writer, _filler
     if _writer is not None:
         return True
     try:
         with needing_extra("postgres"):
             from streamfold.ingest.postgres.encoding.copy_kernel import LineWriter
+            from streamfold.ingest.postgres.libpq_kernel import LineFiller, compile_fill
+        compile_fill()
         written = LineWriter([(b'{"a":', 0, True)], b"}", b"-", 0).write(
             b"1\n", 0, number=1, records=1, room=100
         )
@@ -60,8 +64,13 @@ def load_kernel() -> bool:
     except Exception as error:  # whatever a broken compiler raises, Python encodes the rows
         _log.warning("rows of the first copy are encoded in plain Python, slower: %s", error)
         return False
-    _writer = LineWriter
+    _writer, _filler = LineWriter, LineFiller
     return True
+
+
+def line_filler() -> LineFiller | None:
+    """Return what takes lines of COPY from libpq by a kernel; None while that is not loaded."""
+    return None if _filler is None else _filler()
 
 
 async def wait_for_kernel() -> None:
