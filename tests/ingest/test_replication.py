@@ -121,6 +121,11 @@ def test_a_connection_that_the_server_ends_raises_its_error(
         assert failure.value.pgcode == "57P01"
         with pytest.raises(psycopg2.Error):
             replication.confirm(Lsn(1), ask=False)
+        for _ in range(3):
+            with pytest.raises(psycopg2.Error):
+                replication.gather(reader)
+        with pytest.raises(psycopg2.Error):
+            replication.fileno()  # libpq has closed it: there is nothing to wait for
 
 
 def test_what_is_confirmed_is_what_was_given(database: str, slot: str) -> None:

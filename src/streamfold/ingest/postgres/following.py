@@ -217,18 +217,18 @@ class Following:
         """Wait for the server, for the append that is under way, or until the next one is due."""
         if self._appending is None and self._gathered.batch:
             longest = min(longest, self._due_after())
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop, readable, socket = asyncio.get_running_loop(), asyncio.Event(), replication.fileno()
         waiting = asyncio.ensure_future(readable.wait())
         ours = {self._appending} if self._appending is not None else set()
         began = time.monotonic()
         # Only here: unread messages would otherwise wake the loop all the time.
-        loop.add_reader(replication.fileno(), readable.set)
+        loop.add_reader(socket, readable.set)
         try:
             await asyncio.wait(
                 {waiting} | ours, timeout=longest, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            loop.remove_reader(replication.fileno())
+            loop.remove_reader(socket)
             waiting.cancel()
         self._silent = 0.0 if readable.is_set() else self._silent + time.monotonic() - began
 

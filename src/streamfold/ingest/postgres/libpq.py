@@ -85,7 +85,11 @@ class CopyConnection:
         return copying
 
     def fileno(self) -> int:
-        return int(self._connection.fileno())
+        """Return the socket; raises psycopg2's error if libpq has closed it, as a failed send does."""
+        number = int(self._connection.fileno())
+        if number < 0:
+            raise self.failure()
+        return number
 
     def pull(self, count: int, size: int) -> Pulled:
         """Return what has been received, until it is so many messages, or so many bytes.
