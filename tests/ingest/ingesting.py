@@ -70,8 +70,8 @@ class Ingesting:
         return await self.until(lambda progress: progress.state == "following")
 
     async def failure(self) -> BaseException | None:
-        """Wait until the ingester fails."""
-        async with asyncio.timeout(60):
+        """Wait until the ingester fails; it may take several snapshots, for which PostgreSQL waits."""
+        async with asyncio.timeout(150):
             await asyncio.wait({self.task})
         return self.task.exception()
 

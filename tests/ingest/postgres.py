@@ -37,7 +37,9 @@ def running_postgres(folder: Path, version: int = 18) -> Iterator[str]:
         execute(server.get_uri(), "ALTER SYSTEM SET wal_level = logical",
                 "ALTER SYSTEM SET max_replication_slots = 100",
                 "ALTER SYSTEM SET max_wal_senders = 100",
-                "ALTER SYSTEM SET fsync = off")  # fmt: skip
+                "ALTER SYSTEM SET fsync = off",
+                # A snapshot waits for every transaction, and up to 15 s for the note of its end.
+                "ALTER SYSTEM SET autovacuum = off")  # fmt: skip
         server.stop()
         server.start()
         yield server.get_uri()
