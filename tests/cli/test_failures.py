@@ -85,9 +85,9 @@ def test_an_endpoint_that_is_not_http_is_refused_with_an_example(shell: Shell) -
 
 def test_snapshots_of_an_unreachable_server_say_where_to_look(shell: Shell, tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{free_port()}"
-    place = tmp_path.as_uri()
+    folder = tmp_path.as_uri()
     failed = shell(
-        "snapshot", "list", "my-basin/orders", "--snapshots", place, "--endpoint", address
+        "snapshot", "list", "my-basin/orders", "--snapshots", folder, "--endpoint", address
     )
     assert failed.status == 1
     assert failed.stderr.startswith("error: the server cannot be reached: ")
