@@ -149,7 +149,12 @@ class DurableMachine(RuleBasedStateMachine):
             return self.engine
 
         few = StoreSettings(
-            recent_bytes=200, upkeep_interval=1e6, idle_streams=1, idle_bytes=600, trim_grace=0
+            recent_bytes=200,
+            upkeep_interval=1e6,
+            idle_streams=1,
+            idle_bytes=600,
+            trim_grace=0,
+            chunk_file_bytes=30,
         )
         async with AsyncExitStack() as stack:
             context = open_store(self.location, few, opener=open_engine)

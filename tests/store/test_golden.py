@@ -155,6 +155,14 @@ async def test_chunks_of_the_second_format_are_compressed(golden: Path) -> None:
     assert any(packed) == (golden.name != "v1")
 
 
+async def test_chunks_of_the_third_format_may_be_in_files(golden: Path) -> None:
+    engine = await open_engine(golden, BOOT)
+    pages = engine.scan(keys.chunk(0, 0), keys.chunk(2**63, 0))
+    in_files = [chunks.decode(value).in_file async for page in pages for _, value in page]
+    await engine.close()
+    assert any(in_files) == (golden.name not in ("v1", "v2"))
+
+
 async def test_an_older_version_refuses_a_store_that_this_one_has_opened(golden: Path) -> None:
     async with opened(golden):
         pass

@@ -27,7 +27,11 @@ KIB, MIB = 1 << 10, 1 << 20
 #: Seconds, and bytes per second.
 RECLAIM_AFTER, RATE = 100.0, 64 * KIB
 SETTINGS = StoreSettings(
-    upkeep_interval=3600, trim_grace=0, reclaim_after=RECLAIM_AFTER, reclaim_rate=RATE
+    upkeep_interval=3600,
+    trim_grace=0,
+    reclaim_after=RECLAIM_AFTER,
+    reclaim_rate=RATE,
+    chunk_file_bytes=1 << 40,  # these tests are about rows
 )
 #: Bytes of all records that stay, and of those that go: too few to be worth a rewrite soon.
 LARGE, SMALL = 2 * MIB, 96 * KIB

@@ -25,6 +25,7 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Engine, Op, commit_rows, first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.admission import Admission
+from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import Committer
 from streamfold.store.log.idle_streams import IdleStreams, resumable
 from streamfold.store.log.recent_chunks import RecentChunks
@@ -81,13 +82,15 @@ class Mount:
         next_stream_id: int,
         live: LiveBytes,
         resumes_from: int,
+        files: ChunkFiles,
     ) -> None:
         self.engine = engine
+        self.files = files
         self.now = now
         self.recent = RecentChunks(settings.recent_bytes)
         self.scans = OpenScans()
         self.live = live
-        self.committer = Committer(engine, settings, admission, self._on_durable)
+        self.committer = Committer(engine, settings, admission, files, self._on_durable)
         #: Called when a trim has become durable, with the time (ms since the Unix epoch) from which
         #: its records can be deleted.
         self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
@@ -126,6 +129,7 @@ class Mount:
         settings: StoreSettings,
         admission: Admission,
         now: Callable[[], int],
+        files: ChunkFiles,
     ) -> Mount:
         """Start from what `engine` holds; it must have been opened for this mount alone.
 
@@ -147,7 +151,7 @@ class Mount:
             resumes_from = known.resumes_from
         row = WriterRow(engine.epoch, resumes_from)
         await commit_rows(engine, [(keys.WRITER, rows.encode(row))])
-        return cls(engine, settings, admission, now, following, live, resumes_from)
+        return cls(engine, settings, admission, now, following, live, resumes_from, files)
 
     def new_stream_id(self) -> int:
         """An id that no stream has had; commit it together with `id_rows(id)`."""

@@ -2,6 +2,7 @@
 
 SlateDB opens the newest durable state and pins its files by a checkpoint, which it renews while the
 store is open and deletes at the end: compaction by the writer deletes nothing that is still read here.
+Only files of large chunks are not pinned: if their records are trimmed meanwhile, a read of them fails.
 Records that are appended after a stream was opened are not seen. Streams answer as they would after a
 restart of their server: trims take effect at once, and so does retention.
 """
@@ -31,6 +32,7 @@ from streamfold.store.engine.slatedb import READ, SlateEngine, open_admin, trans
 from streamfold.store.engine.slatedb_binding import read_manifest
 from streamfold.store.engine.slatedb_reads import Reads, ScanOptions
 from streamfold.store.log.admission import Admission
+from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
@@ -199,18 +201,21 @@ async def open_read_only(
     try:
         engine = await ReaderEngine.open_reader(location)
         try:
-            yield StoredStreams(_mount(engine))
+            chunks = await asyncio.to_thread(location.open_chunks, fsync=False)
+            yield StoredStreams(
+                _mount(engine, ChunkFiles(chunks, engine.epoch, location.file_from))
+            )
         finally:
             await engine.close()
     finally:
         await asyncio.to_thread(location.close)
 
 
-def _mount(engine: ReaderEngine) -> Mount:
+def _mount(engine: ReaderEngine, files: ChunkFiles) -> Mount:
     """What `Mount.start` returns, without what only a writer needs: ids, bytes, rows to resume from."""
     settings = StoreSettings()
     admission = Admission(settings.inflight_bytes)
-    mount = Mount(engine, settings, admission, wall_clock, 1, LiveBytes(None), engine.epoch)
+    mount = Mount(engine, settings, admission, wall_clock, 1, LiveBytes(None), engine.epoch, files)
     mount.idle.may_write = lambda: False
     return mount
 

@@ -46,6 +46,9 @@ class StoreSettings:
     trim_on_snapshot: bool = False
     #: Seconds from a failure for which calls wait while the store reopens its storage.
     recovery_timeout: float = 5.0
+    #: Bytes of one stream in one commit from which they are stored as a file instead of rows.
+    #: None = 128 KiB on local disk, 1 MiB on object storage.
+    chunk_file_bytes: int | None = None
     #: On local disk: sync each commit to the device before it is acknowledged.
     fsync: bool = True
     #: On local disk and in memory: bytes that must stay free, or appends are refused. None = 256 MiB of

@@ -391,7 +391,17 @@ async def open_store(
         if location.in_memory
         else DiskSpace(root, settings.disk_reserve, disk_usage)
     )
-    supervisor = Supervisor(opener or open_slate, settings, now, location.snapshots, space)
+    chunks = await asyncio.to_thread(location.open_chunks, fsync=settings.fsync)
+    asked = settings.chunk_file_bytes
+    supervisor = Supervisor(
+        opener or open_slate,
+        settings,
+        now,
+        location.snapshots,
+        chunks,
+        location.file_from if asked is None else asked,
+        space,
+    )
     try:
         async with supervisor.running():
             yield StreamStore(supervisor, now, location)

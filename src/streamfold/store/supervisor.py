@@ -29,6 +29,7 @@ from streamfold.store.catalog.snapshots import SnapshotBlobs, StreamSnapshots
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener, commit_rows
 from streamfold.store.log.admission import Admission
+from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
@@ -43,8 +44,9 @@ logger = logging.getLogger(__name__)
 
 #: Failures after which reopening the storage could only do harm.
 FINAL = (WriterFencedError, DeviceFailedError)
-#: What this version writes, and the newest that it reads. 2: chunks may be compressed.
-FORMAT_VERSION = 2
+#: What this version writes, and the newest that it reads. 2: chunks may be compressed; 3: they may be
+#: in files.
+FORMAT_VERSION = 3
 #: Seconds between attempts to open the storage again, doubling from the first to the last.
 _REOPEN_FIRST, _REOPEN_LAST = 0.05, 5.0
 #: Seconds that a failed engine may take to close.
@@ -77,10 +79,13 @@ class Supervisor:
         settings: StoreSettings,
         now: Callable[[], int],
         snapshots: BlobStore,
+        chunks: BlobStore,
+        file_from: int,
         space: DiskSpace,
     ) -> None:
         self._opener = opener
         self._snapshots = SnapshotBlobs(snapshots)
+        self._chunks, self._file_from = chunks, file_from
         self._settings = settings
         self._now = now
         self.admission = Admission(settings.inflight_bytes)
@@ -213,7 +218,8 @@ class Supervisor:
         engine = await self._opener()
         try:
             await _check_format(engine)
-            mount = await Mount.start(engine, self._settings, self.admission, self._now)
+            files = ChunkFiles(self._chunks, engine.epoch, self._file_from)
+            mount = await Mount.start(engine, self._settings, self.admission, self._now, files)
         except BaseException:
             await _close(engine, flush=False)
             raise
@@ -237,9 +243,10 @@ class Supervisor:
             self._settings.reclaim_rate,
             held=lambda: usage.held.by_basin,
             room=lambda: self.space.room,
+            in_files=lambda: files.size,
         )
         mount.on_appended = partial(self._on_appended, usage)
-        memory_release = MemoryRelease(mount.live, mount.recent)
+        memory_release = MemoryRelease(mount.recent)
         return MountedStore(
             mount, catalog, tokens, usage, snapshots, upkeep, reclaimer, memory_release
         )

@@ -40,6 +40,7 @@ from streamfold.model.records import (
     trim_record,
 )
 from streamfold.store.engine.engine import Engine, EngineOpener
+from streamfold.store.engine.location import open_location
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
 from streamfold.store.settings import StoreSettings
@@ -60,6 +61,8 @@ _LAYERS = {
 }
 #: Seconds for any one step: far more than it needs, so that a hang fails instead of hanging.
 _STEP_SECONDS = 60
+#: Bytes from which a stream's records of one commit go to a file: about half of them.
+_FILE_FROM = 30
 #: More records than any example has: a limit makes a session end at the tail.
 _PLENTY = 1_000_000
 
@@ -100,6 +103,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.thread.start()
         self.engine: FaultyEngine | None = None
         self.open_engine = self.opener()
+        #: Has the chunk files of the example.
+        self.location = open_location("memory:")
         self.run(self._open())
         self.run(self.store.create_basin(BASIN))
         for stream in STREAMS:
@@ -128,10 +133,17 @@ class StoreMachine(RuleBasedStateMachine):
             return self.engine
 
         settings = StoreSettings(
-            recent_bytes=500, upkeep_interval=1e6, idle_streams=1, idle_bytes=600, trim_grace=0
+            recent_bytes=500,
+            upkeep_interval=1e6,
+            idle_streams=1,
+            idle_bytes=600,
+            trim_grace=0,
+            chunk_file_bytes=_FILE_FROM,
         )
         async with AsyncExitStack() as stack:
-            context = open_store("memory:", settings, now=lambda: self.clock, opener=open_faulty)
+            context = open_store(
+                self.location, settings, now=lambda: self.clock, opener=open_faulty
+            )
             opened.set_result(await stack.enter_async_context(context))
             await stop.wait()
 

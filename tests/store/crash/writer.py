@@ -23,7 +23,9 @@ from tests.store.crash.verify import verify
 from tests.store.small_tables import use_small_tables
 
 #: Short, so that trimmed records are deleted and restore points are made as well. Seconds.
-_SETTINGS = StoreSettings(upkeep_interval=0.2, trim_grace=0, reclaim_after=0.2)
+_SETTINGS = StoreSettings(
+    upkeep_interval=0.2, trim_grace=0, reclaim_after=0.2, chunk_file_bytes=1500
+)
 
 
 def report(event: Event) -> None:

@@ -10,18 +10,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
+from streamfold.blob import LocalBlobStore
 from streamfold.errors import DataCorruptError
 from streamfold.model.records import Record
 from streamfold.store.engine.engine import EngineOpener, commit_rows
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
-from streamfold.store.engine.location import open_location
+from streamfold.store.engine.location import CHUNKS, open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
@@ -34,9 +35,15 @@ from tests.store.small_tables import use_small_tables
 PROVING = "STREAMFOLD_PROVE" in os.environ
 #: Seeds together cut at every sync when proving, else at one of three.
 CUT_EVERY = 3 if PROVING else 9
+#: Bytes from which a commit of the load writes a file: about half of them do.
+FILE_FROM = 1500
 #: Upkeep only when a test asks for it.
-NO_UPKEEP = StoreSettings(upkeep_interval=3600, trim_grace=0, reclaim_after=3600)
-BUSY_UPKEEP = StoreSettings(upkeep_interval=0.05, trim_grace=0, reclaim_after=0.05)
+NO_UPKEEP = StoreSettings(
+    upkeep_interval=3600, trim_grace=0, reclaim_after=3600, chunk_file_bytes=FILE_FROM
+)
+BUSY_UPKEEP = StoreSettings(
+    upkeep_interval=0.05, trim_grace=0, reclaim_after=0.05, chunk_file_bytes=FILE_FROM
+)
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +92,14 @@ class Machine:
 
     @asynccontextmanager
     async def store(self, settings: StoreSettings = NO_UPKEEP) -> AsyncIterator[StreamStore]:
-        async with open_store(self.store_folder.as_uri(), settings, opener=self.opener()) as store:
+        location = open_location(self.store_folder.as_uri())
+        chunks = LocalBlobStore(self.store_folder / CHUNKS, fsync=self.sync_open_file)
+        location = replace(location, chunks=chunks)
+        async with open_store(location, settings, opener=self.opener()) as store:
             yield store
+
+    def sync_open_file(self, descriptor: int) -> None:
+        self.disk.sync(Path(f"/proc/self/fd/{descriptor}").readlink())
 
     def report(self, event: Event) -> None:
         with self.disk.frozen():

@@ -77,6 +77,30 @@ async def test_records_outlive_the_store_that_took_them(location: Location) -> N
             assert bodies == [b"a", b"b", b"2", b"3"][: tail + 1]
 
 
+async def test_large_chunks_are_objects_of_their_own_and_go_with_their_records(
+    location: Location, s3_server: S3Server, request: pytest.FixtureRequest
+) -> None:
+    settings = StoreSettings(trim_grace=0, chunk_file_bytes=1000, recent_bytes=0)
+    prefix = f"{request.node.name}/chunks/"
+
+    def objects() -> int:
+        found = s3_client(s3_server).list_objects_v2(Bucket=s3_server.bucket, Prefix=prefix)
+        return int(found["KeyCount"])
+
+    bodies = [bytes([number]) + bytes(range(256)) * 5 for number in range(3)]
+    async with open_store(location, settings) as store:
+        await prepare(store)
+        for body in bodies:
+            await store.append(BASIN, STREAM, [Record(body)])
+        assert await asyncio.to_thread(objects) == 3
+    async with open_store(location, settings) as store:
+        assert [record.body for record in await read_all(store, STREAM)] == bodies
+        await store.append(BASIN, STREAM, [trim_record(2)])
+        await store.upkeep()
+        assert await asyncio.to_thread(objects) == 1
+        assert (await read_all(store, STREAM))[0].body == bodies[2]
+
+
 async def test_everything_is_below_the_prefix(location: Location, s3_server: S3Server) -> None:
     async with open_store(location) as store:
         await prepare(store)

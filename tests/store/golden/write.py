@@ -26,7 +26,7 @@ from tests.store.golden import content
 #: The boot during which all golden stores were written.
 BOOT = "golden"
 #: Seconds; background work is done only when the writer asks for it.
-_NEVER = StoreSettings(upkeep_interval=1e9, trim_grace=0)
+_NEVER = StoreSettings(upkeep_interval=1e9, trim_grace=0, chunk_file_bytes=30)
 
 
 async def write(target: Path) -> None:

@@ -165,7 +165,7 @@ async def test_an_earlier_version_may_append_between_two_openings_of_this_one(
     record = chunks.decode(await engine.get(keys.chunk(row.id, 0)) or b"")
     at = clock.now + 5
     late = Chunk(1, 1, record.metered, at, at, at, bytes(record.payload))
-    await commit_rows(engine, [(keys.chunk(row.id, 1), chunks.encode(late))])
+    await commit_rows(engine, [(keys.chunk(row.id, 1), chunks.encode(late).row)])
     await engine.close()
     for expected in (2, 3):
         async with bench.store(NONE_IDLE) as store:

@@ -1,7 +1,7 @@
 """A chunk: the records that one commit gave to one stream, as storage holds them.
 
     offset  size  field
-    0       1     format of the chunk (1)
+    0       1     format of the chunk: 1, or 2 if the payload is in a file
     1       1     cipher of the payload: 0 none, 1 AEGIS-256, 2 AES-256-GCM; 0x80 if it is compressed
     2       2     number of records (at most 1000)
     4       4     metered bytes of the records (at most 1 MiB)
@@ -15,6 +15,14 @@ The 40 bytes before the payload are enough to decide whether a read takes the wh
 copies the payload, decompressed if need be, and decodes nothing. A chunk is compressed on its way to
 storage (`packing.py`), and never in memory; sealed ones are not, because their size would tell about
 their content.
+
+Large chunks are in files (`chunk_files.py`). Then the header is followed by where the payload is:
+
+    40      8     offset of the payload in the file
+    48      4     its bytes
+    52      4     its CRC-32
+    56      1     1 if it is the last in its file, else 0
+    57      -     name of the file
 """
 
 from __future__ import annotations
@@ -31,8 +39,23 @@ from streamfold.store.log.packing import pack, unpack
 from streamfold.store.log.sealing import Sealing, SealingKey
 
 _HEADER = struct.Struct(">BBHIQQQQ")
-_FORMAT = 1
+_FORMAT, _IN_FILE = 1, 2
 _PACKED = 0x80
+_PART = struct.Struct(">QIIB")
+
+
+class FilePart(msgspec.Struct, frozen=True, gc=False):
+    """Where the payload of a chunk is that is stored in a file."""
+
+    file: str
+    offset: int
+    size: int
+    checksum: int
+    #: Whether it is the last chunk of its file.
+    last: bool
+
+
+_IN_ROW = FilePart("", 0, 0, 0, last=False)
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +71,13 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     sealing: Sealing = Sealing.CLEAR
     #: Whether the payload is compressed: chunks from storage may be.
     packed: bool = False
+    #: Where the payload is, while it is only `in_file`.
+    part: FilePart = _IN_ROW
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the payload must be read from a file first."""
+        return self.part is not _IN_ROW
 
     @property
     def last_seq_num(self) -> int:
@@ -79,11 +109,29 @@ def _header(chunk: Chunk, sealing: int) -> bytes:
     )
 
 
-def encode(chunk: Chunk) -> bytes:
+class StoredChunk(msgspec.Struct, frozen=True, gc=False):
+    """A chunk as storage holds it."""
+
+    last_seq_num: int
+    header: bytes
+    payload: bytes | memoryview
+
+    @property
+    def row(self) -> bytes:
+        return self.header + self.payload
+
+
+def encode(chunk: Chunk) -> StoredChunk:
     """The chunk as storage holds it, compressed if that saves much: 2 ms per MiB."""
     if chunk.sealing is Sealing.CLEAR and (packed := pack(chunk.payload)) is not None:
-        return _header(chunk, _PACKED) + packed
-    return _header(chunk, chunk.sealing) + chunk.payload
+        return StoredChunk(chunk.last_seq_num, _header(chunk, _PACKED), packed)
+    return StoredChunk(chunk.last_seq_num, _header(chunk, chunk.sealing), chunk.payload)
+
+
+def reference(header: bytes, part: FilePart) -> bytes:
+    """The row of a chunk whose payload is in a file."""
+    place = _PART.pack(part.offset, part.size, part.checksum, part.last)
+    return bytes((_IN_FILE,)) + header[1:] + place + part.file.encode()
 
 
 def seal(chunk: Chunk, stream_id: int, sealing: Sealing, key: SealingKey) -> Chunk:
@@ -100,6 +148,11 @@ def unseal(chunk: Chunk, stream_id: int, key: SealingKey) -> Chunk:
     return msgspec.structs.replace(chunk, payload=payload, sealing=Sealing.CLEAR)
 
 
+def with_payload(chunk: Chunk, payload: memoryview) -> Chunk:
+    """A chunk that was `in_file` with the payload that was read."""
+    return msgspec.structs.replace(chunk, payload=payload, part=_IN_ROW)
+
+
 def unpacked(chunk: Chunk) -> Chunk:
     """A compressed `chunk` decompressed, at 1 ms per MiB. Runs in any thread."""
     return msgspec.structs.replace(chunk, payload=unpack(chunk.payload), packed=False)
@@ -110,6 +163,8 @@ def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
 
     DecryptionFailedError if it was sealed with another key.
     """
+    if chunk.in_file:
+        raise ValueError(f"the chunk at {chunk.first_seq_num} was not read from its file")
     if chunk.packed:
         return unpacked(chunk)
     if chunk.sealing is Sealing.CLEAR:
@@ -136,21 +191,43 @@ def cut_before(chunk: Chunk, end: int) -> Chunk:
 
 
 def decode(value: bytes) -> Chunk:
-    """The chunk in `value`; its payload is a view into it, not a copy."""
+    """The chunk in `value`; its payload is a view into it, not a copy, or still in its file."""
     if len(value) < _HEADER.size:
         raise DataCorruptError(f"a stored chunk has {len(value)} bytes, less than its header")
     form, sealing, count, metered, first, first_time, last_time, arrived = _HEADER.unpack_from(
         value
     )
     packed = sealing == _PACKED
-    if form != _FORMAT or (sealing > max(Sealing) and not packed):
+    if form not in (_FORMAT, _IN_FILE) or (sealing > max(Sealing) and not packed):
         raise FormatUnsupportedError(
-            f"a stored chunk has format {form} and sealing {sealing}, but this version reads format "
-            f"{_FORMAT}: open the store with the version that wrote it, or a newer one"
+            f"a stored chunk has format {form} and sealing {sealing}, but this version reads formats "
+            f"{_FORMAT} and {_IN_FILE}: open the store with the version that wrote it, or a newer one"
         )
     payload = memoryview(value)[_HEADER.size :]
-    cipher = Sealing.CLEAR if packed else Sealing(sealing)
-    return Chunk(first, count, metered, first_time, last_time, arrived, payload, cipher, packed)
+    part = _decode_part(payload) if form == _IN_FILE else _IN_ROW
+    return Chunk(
+        first,
+        count,
+        metered,
+        first_time,
+        last_time,
+        arrived,
+        payload if part is _IN_ROW else b"",
+        Sealing.CLEAR if packed else Sealing(sealing),
+        packed,
+        part,
+    )
+
+
+def _decode_part(place: memoryview) -> FilePart:
+    if len(place) <= _PART.size:
+        raise DataCorruptError(f"a stored chunk names no file: it has {len(place)} bytes for that")
+    offset, size, checksum, last = _PART.unpack_from(place)
+    try:
+        name = str(place[_PART.size :], "ascii")
+    except UnicodeDecodeError as error:
+        raise DataCorruptError(f"a stored chunk names no file: {error}") from error
+    return FilePart(name, offset, size, checksum, bool(last))
 
 
 def merge(parts: list[Chunk]) -> list[Chunk]:

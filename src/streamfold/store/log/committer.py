@@ -25,10 +25,15 @@ from streamfold.errors import (
 )
 from streamfold.store.engine.engine import Engine, Op
 from streamfold.store.log.admission import Admission
+from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.shares import Share, build
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.settings import StoreSettings
 
+#: Metered bytes from which a commit counts as large, and those that must be pending before another
+#: commit starts beside a large one: with less, most of the work would be that of each commit and file.
+_LARGE: Final = 256 << 10
+_BESIDE_LARGE: Final = 1 << 20
 #: Streams in one commit: taking and settling each holds the event loop for 10 us.
 _STREAMS_MAX: Final = 1000
 
@@ -40,7 +45,7 @@ class CommitReport(NamedTuple):
     duration: float
     #: Seconds from the start of the commit before it; None for the first.
     interval: float | None
-    #: Bytes of keys and values.
+    #: Bytes of rows and chunk files.
     size: int
 
 
@@ -59,6 +64,7 @@ class _Rows:
 class _Commit:
     shares: list[Share]
     rows: list[_Rows]
+    metered: int
 
     @property
     def all_shares(self) -> list[Share]:
@@ -74,9 +80,11 @@ class Committer:
         engine: Engine,
         settings: StoreSettings,
         admission: Admission,
+        files: ChunkFiles,
         on_durable: Callable[[Sequence[Share]], None],
     ) -> None:
         self._engine = engine
+        self._files = files
         self._settings = settings
         self._admission = admission
         self._on_durable = on_durable
@@ -89,9 +97,14 @@ class Committer:
         self._rows: list[_Rows] = []
         self._under_way: deque[tuple[_Commit, asyncio.Task[None]]] = deque()
         self._building = asyncio.Lock()
+        #: Set once the newest commit that was built has reached the engine.
+        self._reached_engine = asyncio.Event()
+        self._reached_engine.set()
         self._wake = asyncio.Event()
         self._started = asyncio.Event()
         self._settled = asyncio.Event()
+        #: Whether the next commit waits for others to settle, or for more to commit.
+        self._gathering = False
         #: Why commits have stopped: late callers get this error instead of waiting without end.
         self._refusal: StreamfoldError | None = None
 
@@ -105,6 +118,8 @@ class Committer:
         # Another log of the stream may be there, which had nothing to commit and left memory since.
         self._dirty[log.id] = log
         self._wake.set()
+        if self._gathering:
+            self._settled.set()  # to check whether there is enough now
 
     async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
         """Commit `ops` and `content` after everything accepted before; durable when this returns."""
@@ -166,9 +181,11 @@ class Committer:
         next_start = 0.0
         while True:
             await self._wake.wait()
-            while len(self._under_way) >= self._settings.commits_in_flight:
+            while not self._may_start():
                 self._settled.clear()
+                self._gathering = True
                 await self._settled.wait()
+            self._gathering = False
             if (pause := next_start - loop.time()) > 0:
                 await asyncio.sleep(pause)
             next_start = loop.time() + self._settings.commit_interval
@@ -176,6 +193,13 @@ class Committer:
             task = group.create_task(self._commit(commit))
             self._under_way.append((commit, task))
             self._started.set()
+
+    def _may_start(self) -> bool:
+        """Whether another commit may start beside those under way."""
+        if len(self._under_way) >= self._settings.commits_in_flight:
+            return False
+        metered = sum([commit.metered for commit, _ in self._under_way])
+        return metered < _LARGE or self._admission.used - metered >= _BESIDE_LARGE
 
     def _gather(self) -> _Commit:
         """What is pending, of the streams that were touched first if there are many.
@@ -190,7 +214,8 @@ class Committer:
         del self._rows[: len(rows)]
         if not self._dirty and not self._rows:
             self._wake.clear()
-        return _Commit([log.take() for log in logs], rows)
+        shares = [log.take() for log in logs]
+        return _Commit(shares, rows, sum([share.metered for share in shares]))
 
     async def _commit(self, commit: _Commit) -> None:
         start, before = perf_counter(), self._last_start  # the event loop's clock may be coarse
@@ -198,11 +223,19 @@ class Committer:
         async with self._building:
             # Records first: rows may depend on records accepted before them.
             rows = [op for row in commit.rows for op in row.ops]
-            batch = await build(commit.all_shares, rows, self._engine.prepare)
+            built = await build(commit.all_shares, rows, self._files, self._engine.prepare)
+            earlier, reached = self._reached_engine, asyncio.Event()
+            self._reached_engine = reached
+        batch = built.batch
         if batch.ops:
             self._last_start = start
         try:
             async with asyncio.timeout(self._settings.commit_timeout):
+                if built.files:
+                    await self._files.write(built.files)
+                # A commit without files must not overtake one whose files take long.
+                await earlier.wait()
+                reached.set()
                 await self._engine.commit(batch)
         except TimeoutError:
             raise OutcomeUnknownError(
@@ -210,7 +243,7 @@ class Committer:
             ) from None
         if batch.ops:
             interval = None if before is None else start - before
-            self.on_commit(CommitReport(perf_counter() - start, interval, batch.size))
+            self.on_commit(CommitReport(perf_counter() - start, interval, built.size))
 
     async def _settle_commits(self) -> None:
         while True:
@@ -221,11 +254,9 @@ class Committer:
             await task
             self._under_way.popleft()
             self._on_durable(commit.shares)
-            metered = 0
             for share in commit.shares:
                 share.log.settle(share)
-                metered += share.metered
-            self._admission.release(metered)
+            self._admission.release(commit.metered)
             for row in commit.rows:
                 if not row.done.done():
                     row.done.set_result(None)

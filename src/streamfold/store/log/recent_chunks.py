@@ -51,6 +51,8 @@ class RecentChunks:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._size = 0
+        #: Bytes of all chunks that came, including those that are gone.
+        self.added = 0
         self._streams: OrderedDict[int, _Stream] = OrderedDict()
 
     def add(self, stream_id: int, chunk: Chunk) -> None:
@@ -62,6 +64,7 @@ class RecentChunks:
             self._streams.move_to_end(stream_id)
         stream.append(chunk)
         self._size += _cost(chunk)
+        self.added += _cost(chunk)
         self.shrink(self._capacity)
 
     def forget(self, stream_id: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,8 @@ from streamfold.model.positions import StreamPosition
 from streamfold.store import keys
 from streamfold.store.engine.engine import Batch, Op, size_of
 from streamfold.store.log import chunks
-from streamfold.store.log.chunks import Chunk
+from streamfold.store.log.chunk_files import ChunkFiles, NewFile
+from streamfold.store.log.chunks import Chunk, StoredChunk
 from streamfold.store.log.sealing import SEALING_OF, SealingKey
 
 if TYPE_CHECKING:
@@ -60,49 +61,68 @@ class Share(msgspec.Struct, frozen=True, eq=False):
     #: Rows other than chunks.
     rows: list[Op]
     metered: int
-    #: The records in chunks, and the bytes of each as it is stored; empty until `build`.
+    #: The records in chunks, and the bytes of the row of each; empty until `build`.
     chunks: list[Chunk] = []
     stored_bytes: list[int] = []
 
-    def build(self) -> list[Op]:
-        """Make the chunks, and return all rows to commit. Runs in any thread, but only once."""
+    def build(self, files: ChunkFiles) -> tuple[list[Op], NewFile | None]:
+        """Make the chunks; return all rows to commit, and the file to write before that, if any.
+
+        Runs in any thread, but only once.
+        """
         log = self.log
         cipher = log.row.cipher
-        if cipher is None and len(self.batches) == 1:
-            # The same as below, in fewer steps: with many streams, each has one small batch.
-            chunk = self.batches[0].chunk
-            self.chunks.append(chunk)
-            value = chunks.encode(chunk)
-            self.stored_bytes.append(len(value))
-            return [(keys.chunk(log.id, chunk.last_seq_num), value), *self.rows]
-        if cipher is None:
-            built = chunks.merge([accepted.chunk for accepted in self.batches])
-        else:
+        if cipher is not None:
             built = _seal(self.batches, log.id, cipher)
+        elif len(self.batches) == 1:
+            built = [self.batches[0].chunk]  # with many streams, each has one small batch
+        else:
+            built = chunks.merge([accepted.chunk for accepted in self.batches])
         self.chunks.extend(built)
-        ops: list[Op] = []
-        for chunk in built:
-            value = chunks.encode(chunk)
-            self.stored_bytes.append(len(value))
-            ops.append((keys.chunk(log.id, chunk.last_seq_num), value))
+        stored = [chunks.encode(chunk) for chunk in built]
+        values, file = _place(log.id, stored, files)
+        self.stored_bytes.extend([len(value) for value in values])
+        ops: list[Op] = [
+            (keys.chunk(log.id, chunk.last_seq_num), value)
+            for chunk, value in zip(built, values, strict=True)
+        ]
         ops += self.rows
-        return ops
+        return ops, file
+
+
+class Built(NamedTuple):
+    """The rows of a commit, and the files that must be durable before they are committed."""
+
+    batch: Batch
+    files: list[NewFile]
+
+    @property
+    def size(self) -> int:
+        """Bytes of rows and files."""
+        return self.batch.size + sum([len(file.data) for file in self.files])
 
 
 async def build(
-    shares: Sequence[Share], rows: Sequence[Op], prepare: Callable[[list[Op]], Batch]
-) -> Batch:
+    shares: Sequence[Share],
+    rows: Sequence[Op],
+    files: ChunkFiles,
+    prepare: Callable[[list[Op]], Batch],
+) -> Built:
     """The rows of `shares`, in order, and `rows` after them; never holds the event loop for long.
 
     One thread does all of it: each change of threads may cost more than the work.
     """
 
-    def build_all() -> Batch:
+    def build_all() -> Built:
         ops: list[Op] = []
+        new: list[NewFile] = []
         for share in shares:
-            ops += share.build()
+            share_ops, file = share.build(files)
+            ops += share_ops
+            if file is not None:
+                new.append(file)
         ops += rows
-        return prepare(ops)
+        return Built(prepare(ops), new)
 
     # Rows may be large, too: a subscription's is up to 1 MiB, and many may come at once. A stream has
     # one for each of its producers.
@@ -111,6 +131,16 @@ async def build(
     if size >= _THREAD_FROM_BYTES or count >= _THREAD_FROM_ROWS:
         return await asyncio.to_thread(build_all)
     return build_all()
+
+
+def _place(
+    stream_id: int, stored: Sequence[StoredChunk], files: ChunkFiles
+) -> tuple[list[bytes], NewFile | None]:
+    """The rows of the chunks, and the file that holds their payloads if these are large."""
+    if sum([len(chunk.payload) for chunk in stored]) >= files.write_from:
+        file, values = files.lay_out(stream_id, stored)
+        return values, file
+    return [chunk.row for chunk in stored], None
 
 
 def _seal(taken: list[Accepted], stream_id: int, cipher: Cipher) -> list[Chunk]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
+from itertools import islice
 
-from streamfold.errors import DataCorruptError
+from streamfold.errors import BlobNotFoundError, DataCorruptError
 from streamfold.records import payload as payloads
 from streamfold.store import keys
 from streamfold.store.engine.engine import Row
 from streamfold.store.log import chunks
+from streamfold.store.log.chunk_files import missing
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
@@ -23,6 +25,8 @@ from streamfold.store.rows import Segment
 _EAGER_FROM = 8 << 20
 #: Metered bytes of a compressed chunk from which a thread decompresses it, at 1 ms per MiB.
 _THREAD_FROM = 256 << 10
+#: Metered bytes of chunks that are read from their file at once.
+_LOAD_BYTES = 1 << 20
 
 
 class Cursor:
@@ -58,6 +62,8 @@ class Cursor:
         self._fetched = 0
         #: Closes the scan that `give_up` dropped.
         self._closing: asyncio.Future[None] | None = None
+        #: Chunks that are being read from their file although nobody asked for them yet.
+        self._loading: tuple[list[Chunk], asyncio.Task[list[Chunk]]] | None = None
 
     @property
     def at_tail(self) -> bool:
@@ -121,6 +127,7 @@ class Cursor:
     async def close(self) -> None:
         self._waiter.close()
         self._ahead.clear()
+        self._stop_loading()
         await self._end_scan()
         if self._closing is not None:
             await self._closing
@@ -128,6 +135,7 @@ class Cursor:
     def give_up(self) -> None:
         """Drop everything but the position: other readers need the memory."""
         self._ahead.clear()
+        self._stop_loading()
         if self._scan is not None:
             self._closing = asyncio.ensure_future(self._scan.aclose())
             self._scan = None
@@ -179,6 +187,9 @@ class Cursor:
                 self._ahead.popleft()
             if self._ahead:
                 self._check_no_hole(self._ahead[0])
+                if self._ahead[0].in_file:
+                    await self._load_first()
+                    continue  # records may have been trimmed meanwhile
                 if self._ahead[0].packed and self._ahead[0].metered >= _THREAD_FROM:
                     await self._unpack_first()
                     continue  # records may have been trimmed meanwhile
@@ -200,6 +211,45 @@ class Cursor:
                 chunk = await asyncio.to_thread(chunks.unpacked, chunk)
         finally:
             self._ahead.appendleft(chunk)
+
+    async def _load_first(self) -> None:
+        """Read the first chunks ahead from their file, and keep them as `_unpack_first` does."""
+        loading, self._loading = self._loading, None
+        if loading is not None and loading[0][0] is not self._ahead[0]:
+            _discard(loading[1])
+            loading = None
+        run = self._next_run() if loading is None else loading[0]
+        for _ in run:
+            self._ahead.popleft()
+        loaded = run
+        try:
+            loaded = await (self._mount.files.read(run) if loading is None else loading[1])
+        except BlobNotFoundError:
+            if run[-1].last_seq_num >= self._log.readable_from:
+                raise missing(run[-1]) from None
+            loaded = []  # they were trimmed and deleted meanwhile
+        finally:
+            if self._eager and self._ahead and self._ahead[0].in_file:
+                following = self._next_run()
+                self._loading = following, asyncio.create_task(self._mount.files.read(following))
+            self._ahead.extendleft(reversed(loaded))
+        held = sum(len(chunk.payload) for chunk in self._ahead) + _LOAD_BYTES
+        self._mount.scans.hold(self, self._eager, held)
+
+    def _next_run(self) -> list[Chunk]:
+        """The first chunks ahead that can be read at once: neighbours in one file."""
+        run, metered = [self._ahead[0]], self._ahead[0].metered
+        for chunk in islice(self._ahead, 1, None):
+            metered += chunk.metered
+            if chunk.part.file != run[0].part.file or metered > _LOAD_BYTES:
+                break
+            run.append(chunk)
+        return run
+
+    def _stop_loading(self) -> None:
+        if self._loading is not None:
+            _discard(self._loading[1])
+            self._loading = None
 
     def _check_no_hole(self, chunk: Chunk) -> None:
         """Raise if records before `chunk` are missing: only trimmed ones may be."""
@@ -244,11 +294,17 @@ class Cursor:
             parts = [chunks.decode(value) for _, value in page]
             limit = durable if segment is None else segment.end
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
-            self._fetched += sum(len(value) for _, value in page)
+            self._fetched += sum(len(part.payload) + part.part.size for part in parts)
             return
         await self._end_scan()
         if fresh and self.seq_num >= self._log.readable_from:
             raise self._missing(int(durable))
+
+
+def _discard(loading: asyncio.Task[list[Chunk]]) -> None:
+    """End a read whose result is not needed, and ignore why it failed if it did."""
+    loading.cancel()
+    loading.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class _Gathering:

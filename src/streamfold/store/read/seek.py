@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from streamfold.errors import InvalidError
+from streamfold.errors import BlobNotFoundError, InvalidError
 from streamfold.records import payload as payloads
 from streamfold.store import keys
 from streamfold.store.engine.engine import first_row
 from streamfold.store.log import chunks
+from streamfold.store.log.chunk_files import missing
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.retention import Expiry
 from streamfold.store.log.sealing import SealingKey
@@ -80,11 +81,19 @@ async def chunk_from(
     mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
 ) -> Chunk | None:
     """This stream's part of the chunk that holds `seq_num`."""
+    chunk = await _bounds_from(mount, log, seq_num, key)
+    return None if chunk is None else await _loaded(mount, chunk)
+
+
+async def _bounds_from(
+    mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
+) -> Chunk | None:
+    """The same, but its payload may still be in its file."""
     chunk = await _stored_chunk(mount, log, seq_num)
     segment = segment_of(log.row, seq_num)
     if chunk is None or segment is None or chunk.last_seq_num < segment.end:
         return chunk
-    return own_part(chunk, log.row, key)
+    return own_part(await _loaded(mount, chunk), log.row, key)
 
 
 async def seek_timestamp(
@@ -95,12 +104,12 @@ async def seek_timestamp(
     found = await _first_chunk(
         log,
         first,
-        lambda seq_num: chunk_from(mount, log, seq_num, key),
+        lambda seq_num: _bounds_from(mount, log, seq_num, key),
         lambda chunk: chunk.last_timestamp >= timestamp,
     )
     if found is None:
         return int(log.durable.seq_num)
-    clear = own_part(found, log.row, key)
+    clear = own_part(await _loaded(mount, found), log.row, key)
     within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
     return max(found.first_seq_num + within, first)
 
@@ -132,6 +141,16 @@ async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | N
     """The whole chunk that holds `seq_num`, from the stream that wrote it."""
     row = await first_row(mount.engine, *span_from(log.row, seq_num))
     return chunks.decode(row[1]) if row else None
+
+
+async def _loaded(mount: Mount, chunk: Chunk) -> Chunk:
+    """`chunk` with its payload."""
+    if not chunk.in_file:
+        return chunk
+    try:
+        return (await mount.files.read([chunk]))[0]
+    except BlobNotFoundError:
+        raise missing(chunk) from None
 
 
 async def _first_chunk(

@@ -101,6 +101,9 @@ class Upkeep:
             with _continuing():
                 await self.snapshots.sweep()
             with _continuing():
+                if swept := await self.mount.files.sweep(self.mount.engine):
+                    await self.mount.committer.write(swept)
+            with _continuing():
                 await self._pass()  # without usage, which is written once per interval
             while True:
                 deadline = asyncio.get_running_loop().time() + self.interval
@@ -400,6 +403,8 @@ class Upkeep:
         span = keys.chunks_start(stream_id), end
         async with aclosing(self.mount.engine.scan(*span)) as pages:
             async for page in pages:
+                # Files first: if a crash comes in between, the rows are found again.
+                await self.mount.files.delete(page)
                 await self.usage.held.delete(basin, stream_id, page)
 
     async def _commit(self, log: StreamLog) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamfold.store.log.recent_chunks import RecentChunks
-from streamfold.store.upkeep.live_bytes import LiveBytes
 
 #: Seconds between two checks, and the number of checks after which memory is returned again although
 #: nothing was written meanwhile: readers need some, too.
@@ -31,7 +30,6 @@ _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_t
 class MemoryRelease:
     """Notices that a store is no longer written."""
 
-    live: LiveBytes
     recent: RecentChunks
     #: Bytes written at the last check.
     _written: int = 0
@@ -46,7 +44,7 @@ class MemoryRelease:
 
     async def check(self) -> None:
         """Return memory if hardly anything was written since the last check, and it is due."""
-        written, self._written = self._written, self.live.added
+        written, self._written = self._written, self.recent.added
         if self._written - written >= _QUIET_BYTES:
             self._left = 0
             return

@@ -139,6 +139,8 @@ class Reclaimer:
     held: Callable[[], dict[str, int] | None]
     #: Bytes that a merge may write before the disk counts as full.
     room: Callable[[], float] = lambda: float("inf")
+    #: Bytes of chunk files, which hold no rows and need no merges.
+    in_files: Callable[[], int] = lambda: 0
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     _disk: DiskUse | None = None
     #: The tables, and the bytes of dead rows, when the tables were last read.
@@ -179,7 +181,8 @@ class Reclaimer:
             return None
         stored = self._tables.total
         live = stored if self.live.total is None else max(0, self.live.total)
-        return StorageUse(live, self._dead, self._disk.total if self._disk else stored)
+        disk, files = self._disk.total if self._disk else stored, self.in_files()
+        return StorageUse(live + files, self._dead, disk + files)
 
     async def run(self) -> NoReturn:
         """Work until cancelled, or until storage fails for good."""

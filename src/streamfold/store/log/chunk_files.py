@@ -1,0 +1,228 @@
+"""Files for large chunks, beside the database.
+
+When a stream gets much in one commit, its chunks go to a file, and the database gets rows that say
+where they are. SlateDB would write the bytes three times and more, to its log, to a table and with each
+merge of tables, and reading them back takes a copy per layer.
+
+A file is durable before the commit that names it begins, and it never changes. So a row always finds
+its file; a file without a row is left by a commit that failed, and `sweep` deletes it. Upkeep deletes a
+file before it deletes the row of its last chunk: that row is trimmed already, and if a crash comes in
+between, upkeep finds it again and repeats both.
+
+    {stream id, its last 2 digits} / {stream id} - {last seq_num} - {epoch} - {number}    in hexadecimal
+
+The epoch of the writer and a number make each name unique: no attempt replaces the file of another.
+A file has each chunk as a row would have it, header and payload, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+from collections.abc import Sequence
+from itertools import count, groupby
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from streamfold.blob import BlobStore
+from streamfold.errors import (
+    DataCorruptError,
+    DeviceFailedError,
+    StorageError,
+    StorageFullError,
+    StreamfoldError,
+)
+from streamfold.store import keys, rows
+from streamfold.store.engine.disk_space import is_disk_full
+from streamfold.store.engine.engine import Engine, Op, Row
+from streamfold.store.log import chunks
+from streamfold.store.log.chunks import Chunk, FilePart, StoredChunk
+from streamfold.store.rows import CounterRow
+
+#: Files read at the same time: on local disk, the same threads sync commits.
+_READS_MAX: Final = 4
+#: Bytes from which a thread checks and decompresses what was read.
+_THREAD_FROM: Final = 64 << 10
+_NAME = re.compile(r"[0-9a-f]{2}/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]+)-([0-9a-f]+)")
+
+
+class NewFile(NamedTuple):
+    """A file that is not written yet."""
+
+    name: str
+    data: bytes
+
+
+class FileName(NamedTuple):
+    """What the name of a file says."""
+
+    stream_id: int
+    last_seq_num: int
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        stream_id, last_seq_num, epoch, number = self
+        folder = f"{stream_id & 0xFF:02x}"
+        return f"{folder}/{stream_id:016x}-{last_seq_num:016x}-{epoch:x}-{number:x}"
+
+    @classmethod
+    def parse(cls, name: str) -> FileName | None:
+        """The parts of `name`; None if it is not the name of a chunk file."""
+        match = _NAME.fullmatch(name)
+        return cls(*(int(part, 16) for part in match.groups())) if match else None
+
+
+class ChunkFiles:
+    """The chunk files of one mount."""
+
+    def __init__(self, blobs: BlobStore, epoch: int, write_from: int) -> None:
+        self._blobs = blobs
+        self._epoch = epoch
+        #: Stored bytes of a stream in one commit from which they get a file.
+        self.write_from = write_from
+        self._numbers = count()
+        self._reading = asyncio.Semaphore(_READS_MAX)
+        #: Bytes of all files, as far as they are known: those from before this mount after `sweep`.
+        self.size = 0
+
+    def lay_out(self, stream_id: int, stored: Sequence[StoredChunk]) -> tuple[NewFile, list[bytes]]:
+        """A file for these chunks of one stream, and the row of each. Runs in any thread."""
+        name = str(FileName(stream_id, stored[-1].last_seq_num, self._epoch, next(self._numbers)))
+        values: list[bytes] = []
+        pieces: list[bytes | memoryview] = []
+        offset = 0
+        for chunk in stored:
+            pieces += (chunk.header, chunk.payload)
+            offset += len(chunk.header)
+            size = len(chunk.payload)
+            last = chunk is stored[-1]
+            values.append(
+                chunks.reference(
+                    chunk.header, FilePart(name, offset, size, crc32(chunk.payload), last)
+                )
+            )
+            offset += size
+        return NewFile(name, b"".join(pieces)), values
+
+    async def write(self, files: Sequence[NewFile]) -> None:
+        """Make `files` durable; an error means that some may be left behind."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for file in files:
+                    group.create_task(self._blobs.put(file.name, file.data))
+        except* StreamfoldError as errors:
+            raise _cause(errors) from errors
+        self.size += sum(len(file.data) for file in files)
+
+    async def read(self, run: Sequence[Chunk]) -> list[Chunk]:
+        """`run`, which are neighbours in one file, with their payloads, decompressed.
+
+        BlobNotFoundError if the file is gone, because its chunks are trimmed.
+        """
+        first, last = run[0].part, run[-1].part
+        async with self._reading:
+            length = last.offset + last.size - first.offset
+            data = await self._blobs.get_range(first.file, first.offset, length)
+            if sum([chunk.metered for chunk in run]) < _THREAD_FROM:
+                return _payloads(data, run)
+            return await asyncio.to_thread(_payloads, data, run)
+
+    async def delete(self, page: Sequence[Row]) -> None:
+        """Delete the files whose last chunk is in `page`: chunks that are about to be deleted."""
+        for _, value in page:
+            part = _part_of(value)
+            if part is not None and part.last:
+                await self._blobs.delete(part.file)
+                self.size = max(0, self.size - part.offset - part.size)
+
+    async def sweep(self, engine: Engine) -> list[Op]:
+        """Delete the files that former mounts wrote for commits that failed.
+
+        Returns the row to commit after that, if any, so that the next sweep skips what this one has
+        checked.
+        """
+        value = await engine.get(keys.CHUNK_FILES)
+        first = rows.decode(value, CounterRow).following if value else 0
+        stream: list[FileName] = []
+        newest = -1
+        async for meta in self._blobs.list():
+            name = FileName.parse(meta.key)
+            if name is None or name.epoch >= self._epoch:
+                continue
+            self.size += meta.size
+            if stream and stream[0].stream_id != name.stream_id:
+                await self._sweep_stream(engine, stream)
+                stream = []
+            if name.epoch >= first:
+                stream.append(name)
+                newest = max(newest, name.epoch)
+        await self._sweep_stream(engine, stream)
+        if newest < first:
+            return []
+        return [(keys.CHUNK_FILES, rows.encode(CounterRow(newest + 1)))]
+
+    async def _sweep_stream(self, engine: Engine, names: list[FileName]) -> None:
+        """Delete those of `names`, files of one stream, that have no row.
+
+        Commits take effect in order: of each epoch, only the newest files can be without one.
+        """
+        names.sort(key=lambda name: (name.epoch, name.number), reverse=True)
+        for _, newest_first in groupby(names, key=lambda name: name.epoch):
+            for name in newest_first:
+                value = await engine.get(keys.chunk(name.stream_id, name.last_seq_num))
+                part = _part_of(value) if value is not None else None
+                if part is not None and part.file == str(name):
+                    break
+                await self._blobs.delete(str(name))
+
+
+def _part_of(value: bytes) -> FilePart | None:
+    """Where the chunk of a row is, if not in the row; None also if the row cannot be read."""
+    try:
+        chunk = chunks.decode(value)
+    except StorageError:
+        return None
+    return chunk.part if chunk.in_file else None
+
+
+def _payloads(data: bytes, run: Sequence[Chunk]) -> list[Chunk]:
+    first, loaded = run[0].part, []
+    for chunk in run:
+        part = chunk.part
+        start = part.offset - first.offset
+        payload = memoryview(data)[start : start + part.size]
+        if len(payload) != part.size or crc32(payload) != part.checksum:
+            raise DataCorruptError(
+                f"records {chunk.first_seq_num} to {chunk.last_seq_num} in the file {part.file!r} are "
+                "damaged: restore the file from a backup"
+            )
+        whole = chunks.with_payload(chunk, payload)
+        loaded.append(chunks.unpacked(whole) if whole.packed else whole)
+    return loaded
+
+
+def missing(chunk: Chunk) -> DataCorruptError:
+    """The error for a chunk that is not trimmed, but whose file is gone."""
+    return DataCorruptError(
+        f"the file {chunk.part.file!r}, with records {chunk.first_seq_num} to "
+        f"{chunk.last_seq_num}, is missing: restore it from a backup; if the store is read beside its "
+        "server, they may have been trimmed meanwhile: read again"
+    )
+
+
+def _cause(errors: BaseExceptionGroup[Exception]) -> Exception:
+    error = errors.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error.__cause__, OSError):
+        return error
+    if is_disk_full(error.__cause__):
+        return StorageFullError(
+            f"the disk is full: {error}",
+            public_message="the disk is full: free some space, trim or delete streams",
+        )
+    if error.__cause__.errno == errno.EIO:
+        return DeviceFailedError(str(error))
+    return error

@@ -1,0 +1,369 @@
+"""Large chunks are files: durable before the commit that names them, and gone with their records."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
+from streamfold.errors import (
+    DataCorruptError,
+    DecryptionFailedError,
+    DeviceFailedError,
+    StreamfoldError,
+)
+from streamfold.model.configs import BasinConfig, Cipher
+from streamfold.model.records import Record, trim_record
+from streamfold.store import keys, rows
+from streamfold.store.engine.location import open_location
+from streamfold.store.log import chunks
+from streamfold.store.log.chunk_files import FileName
+from streamfold.store.log.sealing import SealingKey
+from streamfold.store.read.requests import ReadRequest, from_seq_num, from_timestamp
+from streamfold.store.read_only import open_read_only
+from streamfold.store.rows import CounterRow
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import StreamStore, open_store
+from streamfold.testing.blob_faults import (
+    Fault,
+    FaultKind,
+    FaultyBlobStore,
+    Operation,
+    ScriptedFaults,
+)
+from streamfold.testing.engine_faults import CommitFault
+from tests.store.conftest import BASIN, EPOCH, STREAM, Bench
+from tests.store.durable_streams import append, create, fork_of, read
+
+#: Bytes from which records of one commit are a file in these tests.
+FILE_FROM = 1000
+#: Readers find nothing in memory: they read what is stored.
+SETTINGS = StoreSettings(trim_grace=0, chunk_file_bytes=FILE_FROM, recent_bytes=0)
+LARGE = bytes(range(256)) * 4
+
+
+async def names(bench: Bench) -> list[str]:
+    assert bench.location.chunks is not None
+    return [meta.key async for meta in bench.location.chunks.list()]
+
+
+async def bodies(store: StreamStore, stream: str = STREAM, start: int = 0) -> list[bytes]:
+    request = ReadRequest(from_seq_num(start), count=1_000_000)
+    found: list[bytes] = []
+    async with store.follow(BASIN, stream, request) as reader:
+        while batch := await reader.read():
+            found += [record.body for record in batch.records()]
+    return found
+
+
+async def prepare(store: StreamStore) -> None:
+    await store.create_basin(BASIN)
+    await store.create_stream(BASIN, STREAM)
+
+
+async def test_large_appends_are_files_and_small_ones_are_rows(bench: Bench) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(b"small")])
+        assert await names(bench) == []
+        await store.append(BASIN, STREAM, [Record(LARGE), Record(LARGE)])
+        await store.append(BASIN, STREAM, [Record(b"small, too")])
+        assert len(await names(bench)) == 1
+        expected = [b"small", LARGE, LARGE, b"small, too"]
+        assert await bodies(store) == expected
+    async with bench.store(SETTINGS) as store:
+        assert await bodies(store) == expected
+        assert await bodies(store, start=2) == expected[2:]
+        assert (await store.check_tail(BASIN, STREAM)).seq_num == 4
+
+
+async def test_one_file_holds_all_chunks_of_a_stream_in_a_commit(bench: Bench) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        bench.engine.hold()
+        batches = [[Record(b"%d" % number)] * 1000 for number in range(8)]
+        appends = [asyncio.create_task(store.append(BASIN, STREAM, batch)) for batch in batches]
+        await asyncio.sleep(0)  # all of them are accepted in this turn
+        bench.engine.resume()
+        await asyncio.gather(*appends)
+        assert len(await names(bench)) < len(batches)
+        assert await bodies(store) == [record.body for batch in batches for record in batch]
+
+
+async def test_a_trim_deletes_the_files_whose_records_are_all_trimmed(bench: Bench) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        for _ in range(3):
+            await store.append(BASIN, STREAM, [Record(LARGE), Record(LARGE)])
+        before = await names(bench)
+        await store.append(BASIN, STREAM, [trim_record(3)])
+        await store.upkeep()
+        assert await names(bench) == before[1:]
+        assert (await bodies(store))[:3] == [LARGE] * 3
+
+
+async def test_a_deleted_stream_leaves_no_files(bench: Bench) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        await store.delete_stream(BASIN, STREAM)
+        for _ in range(3):
+            await store.upkeep()
+        assert await names(bench) == []
+
+
+@pytest.mark.parametrize("fault", [CommitFault.BEFORE, CommitFault.AFTER])
+async def test_the_next_opening_deletes_the_file_of_a_commit_that_failed_and_no_other(
+    bench: Bench, fault: CommitFault
+) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        bench.engine.fail_next(fault, with_records=True)
+        with pytest.raises(StreamfoldError):
+            await store.append(BASIN, STREAM, [Record(LARGE + b"2")])
+        await store.append(BASIN, STREAM, [Record(LARGE + b"3")])
+        await store.upkeep()
+        found = await bodies(store)
+    second = [] if fault is CommitFault.BEFORE else [LARGE + b"2"]
+    stored = [LARGE, *second, LARGE + b"3"]
+    assert found == stored
+    async with bench.store(SETTINGS) as store:
+        await store.upkeep()
+        assert len(await names(bench)) == len(stored)
+        assert await bodies(store) == stored
+        value = await bench.engine.get(keys.CHUNK_FILES)
+        assert rows.decode(value or b"", CounterRow).following == bench.engine.epoch
+
+
+async def test_a_store_whose_files_were_checked_does_not_check_them_again(bench: Bench) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+    async with bench.store(SETTINGS) as store:
+        await store.upkeep()
+    async with bench.store(SETTINGS) as store:
+        commits = len(bench.engine.commits)
+        await store.upkeep()
+        changed = [key for ops in bench.engine.commits[commits:] for key, _ in ops]
+        assert keys.CHUNK_FILES not in changed
+        assert await bodies(store) == [LARGE]
+
+
+async def test_a_commit_without_files_does_not_overtake_one_with_a_file(bench: Bench) -> None:
+    """Otherwise a crash could leave later records without earlier ones."""
+    blobs = HeldBlobs(open_blob_store("memory:"))
+    bench.location = replace(bench.location, chunks=blobs)
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        blobs.open.clear()
+        large = asyncio.create_task(store.append(BASIN, STREAM, [Record(LARGE)]))
+        await blobs.reached.wait()
+        commits = len(bench.engine.commits)
+        small = asyncio.create_task(store.append(BASIN, STREAM, [Record(b"small")]))
+        other = asyncio.create_task(store.create_stream(BASIN, "other"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(bench.engine.commits) == commits
+        assert not any(task.done() for task in (large, small, other))
+        blobs.open.set()
+        acks = await asyncio.gather(large, small)
+        await other
+        assert [ack.end.seq_num for ack in acks] == [1, 2]
+
+
+class HeldBlobs(FaultyBlobStore):
+    """Holds uploads back while `open` is not set."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner, ScriptedFaults())
+        self.open, self.reached = asyncio.Event(), asyncio.Event()
+        self.open.set()
+
+    async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
+        self.reached.set()
+        await self.open.wait()
+        await super().put(key, data)
+
+
+async def test_an_append_whose_file_cannot_be_written_fails_and_the_store_continues(
+    bench: Bench,
+) -> None:
+    faults = ScriptedFaults({Operation.PUT: [Fault(FaultKind.BEFORE)]})
+    blobs = FaultyBlobStore(open_blob_store("memory:"), faults)
+    bench.location = replace(bench.location, chunks=blobs)
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        with pytest.raises(StreamfoldError):
+            await store.append(BASIN, STREAM, [Record(LARGE)])
+        await store.append(BASIN, STREAM, [Record(LARGE + b"again")])
+        assert await bodies(store) == [LARGE + b"again"]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
+async def test_a_damaged_file_is_reported_and_other_streams_continue(
+    bench: Bench, damage: str
+) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.create_stream(BASIN, "other")
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        await store.append(BASIN, "other", [Record(LARGE)])
+        blobs, (name, *_) = bench.location.chunks, await names(bench)
+        assert blobs is not None
+        data = bytearray(await blobs.get(name))
+        data[-1] ^= 1
+        if damage == "gone":
+            await blobs.delete(name)
+        else:
+            await blobs.put(name, bytes(data if damage == "flipped" else data[:-7]))
+        with pytest.raises(DataCorruptError, match=name.rpartition("/")[2]):
+            await bodies(store)
+        assert await bodies(store, "other") == [LARGE]
+
+
+async def test_sealed_records_are_sealed_in_their_file(bench: Bench) -> None:
+    key, other = SealingKey(b"k" * 32), SealingKey(b"o" * 32)
+    async with bench.store(SETTINGS) as store:
+        await store.create_basin(BASIN, BasinConfig(stream_cipher=Cipher.AES_256_GCM))
+        await store.create_stream(BASIN, STREAM)
+        await store.append(BASIN, STREAM, [Record(LARGE)], key=key)
+        (name,) = await names(bench)
+        assert bench.location.chunks is not None
+        assert LARGE[:64] not in await bench.location.chunks.get(name)
+        request = ReadRequest(from_seq_num(0))
+        batch = await store.read(BASIN, STREAM, request, key=key)
+        assert [record.body for record in batch.records()] == [LARGE]
+        with pytest.raises(DecryptionFailedError):
+            await store.read(BASIN, STREAM, request, key=other)
+
+
+async def test_a_fork_reads_the_files_of_its_source_and_keeps_them(bench: Bench) -> None:
+    async with bench.store(SETTINGS) as store:
+        await store.create_basin(BASIN)
+        await create(store, "source", LARGE, LARGE + b"1")
+        await append(store, "source", LARGE + b"2")
+        await create(store, "fork", b"own", fork=fork_of("source", 1))
+        await store.append(BASIN, "source", [trim_record(3)])
+        for _ in range(3):
+            await store.upkeep()
+        assert await read(store, "fork") == [LARGE, b"own"]
+        await store.delete_stream(BASIN, "fork")
+        for _ in range(4):
+            await store.upkeep()
+        assert await names(bench) == []
+
+
+async def test_a_read_by_timestamp_finds_its_record_in_a_file(bench: Bench) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        for number in range(4):
+            await store.append(BASIN, STREAM, [Record(LARGE + b"%d" % number)] * 2)
+            bench.clock.pass_seconds(1)
+        batch = await store.read(BASIN, STREAM, ReadRequest(from_timestamp(EPOCH + 2000)))
+        assert batch.first_seq_num == 4
+
+
+async def test_a_reader_whose_records_are_trimmed_meanwhile_continues_after_them(
+    bench: Bench,
+) -> None:
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        for number in range(6):
+            await store.append(BASIN, STREAM, [Record(random.Random(number).randbytes(300 << 10))])
+        async with store.follow(BASIN, STREAM, ReadRequest(from_seq_num(0), count=100)) as reader:
+            first = await reader.read()
+            assert first is not None
+            await store.append(BASIN, STREAM, [trim_record(5)])
+            await store.upkeep()
+            assert len(await names(bench)) == 1
+            batch = await reader.read()
+            assert batch is not None
+            assert batch.first_seq_num == 5
+
+
+async def test_a_reader_far_behind_gets_everything_in_order(bench: Bench) -> None:
+    """Far enough that it reads files ahead."""
+    settings = StoreSettings(chunk_file_bytes=1, recent_bytes=0)
+    expected = []
+    async with bench.store(settings) as store:
+        await prepare(store)
+        for number in range(48):
+            body = random.Random(number).randbytes(256 << 10)
+            expected += [body] * 3
+            await store.append(BASIN, STREAM, [Record(body)] * 3)
+        assert await bodies(store) == expected
+
+
+async def test_a_store_on_local_disk_and_its_reader_beside_it_find_the_files(
+    tmp_path: Path,
+) -> None:
+    url = tmp_path.as_uri()
+    async with open_store(url, SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(LARGE), Record(b"small")])
+        assert len(list((tmp_path / "chunks").glob("??/*"))) == 1
+        async with open_read_only(url) as stored:
+            batches = [batch async for batch in stored.batches(BASIN, STREAM, 0, 9, None)]
+            assert [r.body for batch in batches for r in batch.records()] == [LARGE, b"small"]
+
+
+async def test_a_full_disk_refuses_the_append_that_needs_a_file(tmp_path: Path) -> None:
+    full = False
+
+    def sync(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    chunk_files = LocalBlobStore(tmp_path / "chunks", fsync=sync)
+    location = replace(open_location(tmp_path.as_uri()), chunks=chunk_files)
+    async with open_store(location, SETTINGS) as store:
+        await prepare(store)
+        full = True
+        with pytest.raises(StreamfoldError, match="disk is full"):
+            await store.append(BASIN, STREAM, [Record(LARGE)])
+        full = False
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        assert await bodies(store) == [LARGE]
+
+
+async def test_a_device_that_fails_to_write_a_file_stops_the_store(tmp_path: Path) -> None:
+    failing = False
+
+    def sync(descriptor: int) -> None:
+        if failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+    chunk_files = LocalBlobStore(tmp_path / "chunks", fsync=sync)
+    location = replace(open_location(tmp_path.as_uri()), chunks=chunk_files)
+    async with open_store(location, SETTINGS) as store:
+        await prepare(store)
+        failing = True
+        with pytest.raises(DeviceFailedError):
+            await store.append(BASIN, STREAM, [Record(LARGE)])
+        assert isinstance(await store.stopped(), DeviceFailedError)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x", "00/1-2-3", "../0000-1", f"00/{'0' * 16}-{'0' * 16}-g-1"]
+)
+def test_other_files_are_not_taken_for_chunk_files(name: str) -> None:
+    assert FileName.parse(name) is None
+
+
+def test_a_name_says_what_it_was_made_of() -> None:
+    name = FileName(2**40 + 0x3F, 2**63, 7, 255)
+    assert str(name).startswith("3f/")
+    assert FileName.parse(str(name)) == name
+
+
+@pytest.mark.parametrize("size", [40, 41, 56, 57])
+def test_a_row_without_a_file_name_is_corrupt(size: int) -> None:
+    with pytest.raises(DataCorruptError, match="names no file"):
+        chunks.decode((b"\x02" + bytes(100))[:size])
