@@ -17,7 +17,7 @@ from streamfold.errors import InvalidError
     ("order", "bad"),
     [
         (SEQ_NUM, ["", "-2", "01", "1.0", " 1", "1\n", "٣", "0/1", "x", None, 7]),
-        (LSN, ["", "0", "/", "0/", "/1", "G/1", "0/123456789", "0/1 ", "0/1/2", None, 7]),
+        (LSN, ["0", "/", " ", "0/", "/1", "G/1", "0/123456789", "0/1 ", "0/1/2", None, 7]),
     ],
 )
 def test_text_that_is_not_a_position_is_refused(order: PositionOrder, bad: list[Any]) -> None:
@@ -28,7 +28,13 @@ def test_text_that_is_not_a_position_is_refused(order: PositionOrder, bad: list[
 
 def test_before_the_first_record_comes_before_all_others() -> None:
     assert SEQ_NUM.rank("-1") < SEQ_NUM.rank("0") < SEQ_NUM.rank("10") < SEQ_NUM.rank(str(2**64))
+    assert LSN.rank("") < LSN.rank("0/0")
     assert LSN.rank("0/A") == LSN.rank("0/a") < LSN.rank("0/FFFFFFFF") < LSN.rank("1/0")
+
+
+def test_an_empty_lsn_names_no_file() -> None:
+    with pytest.raises(PositionInvalidError, match="begin at 0/0"):
+        LSN.sortable("")
 
 
 @given(st.integers(-1, 2**64 - 1), st.integers(-1, 2**64 - 1))

@@ -209,7 +209,8 @@ def order_of(manifest: Manifest, given: PositionOrder | None = None) -> Position
     if given is None and name in KNOWN_ORDERS:
         return KNOWN_ORDERS[name]
     if given is None and name is None:
-        return KNOWN_ORDERS["lsn" if "/" in manifest.head_position else "seq_num"]
+        head = manifest.head_position
+        return KNOWN_ORDERS["lsn" if "/" in head or not head else "seq_num"]
     expected = f"{given.name!r} was given" if given else "none was given"
     raise ManifestInvalidError(
         f"positions of table {manifest.table!r} are in the order {name!r}, and {expected}: "

@@ -58,11 +58,16 @@ class SeqNumOrder:
 
 @dataclass(frozen=True, slots=True)
 class LsnOrder:
-    """Log sequence numbers of Postgres, `X/X` in hexadecimal."""
+    """Log sequence numbers of Postgres, `X/X` in hexadecimal; "" is before all of them.
+
+    Laredo writes "" for a table that it loaded before any change arrived.
+    """
 
     name: str = "lsn"
 
     def rank(self, position: str) -> int:
+        if position == "":
+            return -1
         match = isinstance(position, str) and re.fullmatch(
             r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", position
         )
@@ -74,6 +79,10 @@ class LsnOrder:
 
     def sortable(self, position: str) -> str:
         rank = self.rank(position)
+        if rank < 0:
+            raise PositionInvalidError(
+                "an empty position has no place among the names of files: begin at 0/0"
+            )
         return f"{rank >> 32:08X}_{rank & 0xFFFFFFFF:08X}"
 
     def position(self, rank: int) -> str:

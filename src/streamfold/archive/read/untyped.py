@@ -212,6 +212,8 @@ def with_keys(changes: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
         value = found.get(keys[0], pa.nulls(len(changes), pa.string()))
         found[keys[0]] = pc.coalesce(value, _parsed(text, value.type))
     truncates = pc.equal(changes["action"], "TRUNCATE")
+    if not images.num_fields and pc.all(truncates).as_py():
+        found = {name: pa.nulls(len(changes)) for name in keys}  # no change has a key or a column
     for name in keys:
         if name not in found:
             raise KeyFieldsUnknownError(name, [field.name for field in images])
