@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,7 +14,7 @@ from streamfold.follow import MemoryStream, StreamClient
 from streamfold.follow.clients.client import EncodedBatch
 from streamfold.follow.clients.embedded import EmbeddedClient
 from streamfold.follow.clients.s2 import S2Client
-from streamfold.model.records import Record
+from streamfold.model.records import Record, fence_record
 from streamfold.records.protobuf import delimited
 from streamfold.store import ReadRequest, from_seq_num, open_store
 from streamfold.testing.stream_client_kit import StreamClientConformance
@@ -90,6 +91,17 @@ async def test_an_append_whose_connection_breaks_has_an_unknown_outcome() -> Non
         client = S2Client(s2.basin(BASIN).stream(STREAM))
         with pytest.raises(OutcomeUnknownError):
             await client.append([Record(b"x")])
+
+
+@pytest.mark.parametrize("body", [b"the same text " * 20, random.Random(1).randbytes(300)])
+async def test_large_encoded_appends_arrive_as_they_are(s2_client: S2Client, body: bytes) -> None:
+    part = EncodedBatch.of([Record(b"%d " % number + body) for number in range(500)])
+    before = (await s2_client.append([fence_record("us")])).end
+    end = await s2_client.append_encoded([part] * 3, match_seq_num=before, fencing_token="us")
+    found: list[bytes] = []
+    while before + len(found) < end:
+        found += [r.body for r in await s2_client.peek(before + len(found), 1000)]
+    assert found == [b"%d " % number + body for number in range(500)] * 3
 
 
 @pytest.mark.parametrize(

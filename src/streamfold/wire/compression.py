@@ -29,6 +29,8 @@ ZSTD_WINDOW_LOG_MAX = 23
 GZIP_LEVEL = 3
 #: zstd's own default: denser than gzip at any level and several times faster.
 ZSTD_LEVEL = 3
+#: For clients with much to send: JSON of rows becomes as small, in two thirds of the time.
+ZSTD_LEVEL_FAST = 1
 
 #: zlib's way of saying "a gzip header and trailer, 32 KiB of window".
 _GZIP_WBITS = 31
@@ -48,31 +50,38 @@ class Compression(enum.StrEnum):
 
 
 class _Compressors(threading.local):
-    """Keeps a zstd compressor per thread: it is expensive to make and unsafe to share."""
+    """Keeps a zstd compressor per thread and level: it is expensive to make and unsafe to share."""
 
     def __init__(self) -> None:
-        self.zstd = zstd.ZstdCompressor(ZSTD_LEVEL)
+        self._zstd: dict[int, zstd.ZstdCompressor] = {}
+
+    def zstd(self, level: int) -> zstd.ZstdCompressor:
+        if level not in self._zstd:
+            self._zstd[level] = zstd.ZstdCompressor(level)
+        return self._zstd[level]
 
 
 _compressors = _Compressors()
 
 
-def compress(data: bytes, compression: Compression) -> bytes:
+def compress(data: bytes, compression: Compression, zstd_level: int = ZSTD_LEVEL) -> bytes:
     """`data` as one zstd frame or one gzip member; the same input gives the same output."""
     match compression:
         case Compression.ZSTD:
-            return _compressors.zstd.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+            return _compressors.zstd(zstd_level).compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
         case Compression.GZIP:
             return gzip.compress(data, GZIP_LEVEL, mtime=0)
         case Compression.NONE:
             return data
 
 
-def compress_if_smaller(data: bytes, compression: Compression) -> tuple[bytes, Compression]:
+def compress_if_smaller(
+    data: bytes, compression: Compression, zstd_level: int = ZSTD_LEVEL
+) -> tuple[bytes, Compression]:
     """`data` compressed where that pays, and how it ended up compressed."""
     if compression is Compression.NONE or len(data) < COMPRESS_FROM:
         return data, Compression.NONE
-    packed = compress(data, compression)
+    packed = compress(data, compression, zstd_level)
     return (packed, compression) if len(packed) < len(data) else (data, Compression.NONE)
 
 

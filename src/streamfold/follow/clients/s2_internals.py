@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from streamfold.extras import needing_extra
+from streamfold.wire.compression import ZSTD_LEVEL_FAST, Compression
+from streamfold.wire.s2.frames import encode_frame
 
 with needing_extra("client"):
     from s2_sdk._exceptions import (
@@ -27,9 +29,6 @@ with needing_extra("client"):
     from s2_sdk._retrier import has_no_side_effects
     from s2_sdk._s2s import _stream_records_path
     from s2_sdk._s2s._protocol import (
-        Message,
-        frame_message,
-        maybe_compress,
         parse_error_info,
         read_messages,
     )
@@ -47,6 +46,9 @@ __all__ = [
     "has_no_side_effects",
     "retire_silent_connections",
 ]
+
+#: Bytes of appends up to which they are compressed without a thread: that takes 0.2 ms at most.
+_PACKED_AT_ONCE: Final = 64 << 10
 
 
 def retire_silent_connections(used: S2Basin | S2Stream, error: BaseException) -> None:
@@ -75,15 +77,16 @@ async def append_input(stream: S2Stream, body: bytes) -> int:
 
 
 async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
-    """Append encoded AppendInputs in one session; returns when all are acknowledged.
+    """Append encoded AppendInputs in one session, compressed; returns when all are acknowledged.
 
     Nothing is repeated: after an error the outcome of those without an answer is unknown.
     """
 
     async def frames() -> AsyncIterator[bytes]:
-        for body in inputs:
-            packed, compression = maybe_compress(body, stream._compression)
-            yield frame_message(Message(packed, terminal=False, compression=compression))
+        if sum(map(len, inputs)) <= _PACKED_AT_ONCE:
+            yield _packed(inputs)
+        else:
+            yield await asyncio.to_thread(_packed, inputs)
 
     client, kind = stream._client, {"content-type": "s2s/proto", "accept": "s2s/proto"}
     path, headers = _stream_records_path(stream.name), stream._request_headers(kind)
@@ -106,6 +109,16 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
         failure = normalize_exception(_as_transport_error(error))
         # Its cause says how the request ended: callers decide by it.
         raise failure from failure.__cause__
+
+
+def _packed(inputs: Sequence[bytes]) -> bytes:
+    """Return the frames of a session, compressed.
+
+    That costs 1 ns per byte of JSON; to send and receive a byte costs both processes 6 ns together.
+    """
+    return b"".join(
+        encode_frame(body, Compression.ZSTD, zstd_level=ZSTD_LEVEL_FAST) for body in inputs
+    )
 
 
 def _as_transport_error(error: Exception) -> Exception:

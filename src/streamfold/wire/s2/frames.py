@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamfold.errors import MalformedError
-from streamfold.wire.compression import Compression, compress_if_smaller, decompress
+from streamfold.wire.compression import (
+    ZSTD_LEVEL,
+    Compression,
+    compress_if_smaller,
+    decompress,
+)
 from streamfold.wire.s2.errors import BadFrameError, Failure, OversizedError
 
 #: Bytes after the length field: what official clients accept.
@@ -144,6 +149,7 @@ def encode_frame(
     message: bytes,
     compression: Compression = Compression.NONE,
     *,
+    zstd_level: int = ZSTD_LEVEL,
     reconnect_advised: bool = False,
 ) -> bytes:
     """`message` as a regular frame, compressed where that makes it smaller."""
@@ -152,7 +158,7 @@ def encode_frame(
             f"a message of {len(message)} bytes does not fit a frame of {BODY_MAX}: "
             "read fewer records at once, or read without a session"
         )
-    body, used = compress_if_smaller(message, compression)
+    body, used = compress_if_smaller(message, compression, zstd_level)
     flag = _COMPRESSION_FLAGS[used] | (_RECONNECT_ADVISED if reconnect_advised else 0)
     return _assemble(flag, body)
 
