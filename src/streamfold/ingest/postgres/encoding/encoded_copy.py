@@ -108,6 +108,9 @@ class EncodedLines:
                 at = self._write(self._kernel, lines, at)
                 if at == len(lines):
                     break
+                if self._count == BATCH_RECORDS_MAX:
+                    yield self.flush()
+                    continue
             # The batch is full, or the kernel leaves this line to the encoder.
             end = lines.index(b"\n", at)
             if self._add_line(lines[at:end]):
@@ -135,10 +138,9 @@ class EncodedLines:
             room=_ROOM - self._metered,
         )
         if written.records:
-            encoded = kernel.out[: written.size].tobytes()
-            last = encoded[written.last :]
+            last = kernel.out[written.last : written.size].tobytes()
             ((_, start, end),) = fields(last, 0, len(last))
-            self._parts += (encoded[: written.last], last)
+            self._parts += (kernel.out[: written.last].tobytes(), last)
             self._last = lines[written.line : written.next - 1], parse_record(last, start, end).body
             self._count += written.records
             self.rows += written.records
