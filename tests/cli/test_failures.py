@@ -6,6 +6,7 @@ import asyncio
 import os
 import pty
 import re
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +176,75 @@ def test_an_unreachable_server_is_not_an_unknown_outcome(shell: Shell) -> None:
     for verb in (("ls",), ("create-basin", "some-basin"), ("append", "some-basin/s")):
         failed = shell(*verb, *nowhere, stdin=b"x\n")
         assert (failed.status, failed.error["code"]) == (1, "unreachable")
+
+
+def test_an_unreachable_server_is_named_with_what_to_do(shell: Shell) -> None:
+    failed = shell("ls", "--endpoint", "http://127.0.0.1:1")
+    assert failed.stderr.startswith("error: the server at http://127.0.0.1:1 cannot be reached: ")
+    assert "`streamfold doctor`" in failed.stderr
+
+
+def test_https_to_a_server_without_tls_is_answered_with_the_right_address(shell: Shell) -> None:
+    plain = shell.environment["S2_ACCOUNT_ENDPOINT"]
+    failed = shell("ls", "--endpoint", plain.replace("http://", "https://"))
+    assert failed.stderr.endswith(f"it has no TLS: write {plain}\n")
+
+
+def test_a_certificate_that_is_not_trusted_is_trusted_once_it_is_in_the_variable(
+    shell: Shell, tmp_path: Path
+) -> None:
+    with serving("--host", "127.0.0.1", "--tls-self") as variables:
+        url = variables["S2_ACCOUNT_ENDPOINT"].replace("127.0.0.1", "localhost")
+        for verb in (("ls",), ("doctor",)):
+            assert "set SSL_CERT_FILE" in _said(shell(*verb, "--endpoint", url))
+        plain = url.replace("https://", "http://")
+        for verb in (("ls",), ("doctor",)):
+            assert f"if it has TLS, write {url}" in _said(shell(*verb, "--endpoint", plain))
+        certificate = tmp_path / "certificate.pem"
+        port = int(url.rpartition(":")[2])
+        certificate.write_text(ssl.get_server_certificate(("localhost", port)))
+        trusting = Shell({})
+        trusting.environment = {**shell.environment, "SSL_CERT_FILE": str(certificate)}
+        assert trusting("ls", "--endpoint", url).status == 0
+
+
+def _said(failed: Outcome) -> str:
+    return failed.stdout.decode() + failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fence", "some-basin/s", "x" * 37), "a fencing token of 37 bytes is too long"),
+        (("append", "some-basin/s", "--fencing-token", "x" * 37), "at most 36 bytes"),
+        (("read", "some-basin/s", "--seq-num", "first"), "'first' is not a whole number"),
+        (("bench", "some-basin", "--target-mibps", "much"), "'much' is not a number"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named_with_its_rule(
+    shell: Shell, arguments: tuple[str, ...], message: str
+) -> None:
+    failed = shell(*arguments)
+    assert failed.status == 2
+    assert message in failed.stderr
+
+
+def test_an_endpoint_with_a_path_is_refused_with_the_form_of_one(shell: Shell) -> None:
+    url = f"{shell.environment['S2_ACCOUNT_ENDPOINT']}/v1"
+    failed = shell("ls", "--endpoint", url)
+    assert failed.status == 1
+    assert f"endpoint '{url}' cannot be used" in failed.stderr
+    assert "write http://host:port" in failed.stderr
+
+
+def test_a_copy_to_a_basin_that_cannot_be_created_says_how_basins_are_named(
+    shell: Shell, stream_uri: str
+) -> None:
+    failed = shell("copy", stream_uri, "short/s")
+    assert (failed.status, failed.stderr) == (
+        1,
+        "error: basin name 'short' has 5 characters: it must have 8 to 48\n",
+    )
 
 
 async def test_an_append_whose_answer_is_lost_is_of_unknown_outcome_and_not_repeated(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streamfold.cli.output import Output
+from streamfold.cli.parameters import FencingToken
 from streamfold.cli.target import FILE, JSON_OPTION, TARGET_OPTIONS, Target, find_target
+from streamfold.errors import InvalidError
 from streamfold.extras import needing_extra
 from streamfold.model.names import StreamRef, is_bucket_name
 
@@ -57,14 +59,15 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
             # What is imported stays. Without this, the interpreter searches all of it for cycles when
             # the process ends: a sixth of the processor time of a short verb.
             gc.freeze()
+            target = find_target(endpoint, token_file, context)
             try:
-                client = open_client(find_target(endpoint, token_file, context), at_least_once)
+                client = open_client(target, at_least_once)
                 asyncio.run(_talk(client, function(client, output, **given)))
             except S2Error as error:
                 # Here, because a verb that succeeds should not wait for it.
                 from streamfold.cli.errors_from_s2 import failure_from_s2
 
-                raise failure_from_s2(error, changes=changes) from error
+                raise failure_from_s2(error, target, changes=changes) from error
 
         command = click.command(name)(run)
         command.params.extend((*TARGET_OPTIONS, JSON_OPTION))
@@ -82,15 +85,21 @@ def open_client(target: Target, at_least_once: bool = False) -> S2:
     """Make a client of a server; this sends nothing."""
     from datetime import timedelta
 
-    from s2_sdk import S2, AppendRetryPolicy, Endpoints, Retry, Timeout
+    from s2_sdk import S2, AppendRetryPolicy, Endpoints, Retry, S2ClientError, Timeout
 
     policy = AppendRetryPolicy.ALL if at_least_once else AppendRetryPolicy.NO_SIDE_EFFECTS
-    return S2(
-        target.token or _NO_TOKEN,
-        endpoints=Endpoints(account=target.account, basin=target.basin),
-        timeout=Timeout(request=timedelta(seconds=_TIMEOUT)),
-        retry=Retry(append_retry_policy=policy),
-    )
+    try:
+        return S2(
+            target.token or _NO_TOKEN,
+            endpoints=Endpoints(account=target.account, basin=target.basin),
+            timeout=Timeout(request=timedelta(seconds=_TIMEOUT)),
+            retry=Retry(append_retry_policy=policy),
+        )
+    except S2ClientError as error:
+        raise InvalidError(
+            f"endpoint {target.account!r} cannot be used ({error}): write http://host:port, or "
+            "https://host"
+        ) from error
 
 
 def open_basin(s2: S2, name: str) -> S2Basin:
@@ -140,7 +149,10 @@ def token_for(endpoint: str) -> str | None:
 def condition_options(function: Function) -> Function:
     """Add the conditions under which an append is made."""
     fencing = click.option(
-        "--fencing-token", metavar="TOKEN", help="Append only if this is the stream's token."
+        "--fencing-token",
+        type=FencingToken(),
+        metavar="TOKEN",
+        help="Append only if this is the stream's token.",
     )
     matching = click.option(
         "--match-seq-num",

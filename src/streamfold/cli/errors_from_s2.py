@@ -12,6 +12,7 @@ from s2_sdk import (
 )
 
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+from streamfold.cli.target import Target, tls_advice
 from streamfold.follow.clients.s2_internals import (
     AppendIndefiniteFailureError,
     ConnectError,
@@ -20,8 +21,11 @@ from streamfold.follow.clients.s2_internals import (
 )
 
 
-def failure_from_s2(error: S2Error, *, changes: bool) -> VerbFailedError:
-    """Translate `error`; `changes` says whether the verb may have changed something."""
+def failure_from_s2(error: S2Error, target: Target, *, changes: bool) -> VerbFailedError:
+    """Translate `error` of a call to `target`.
+
+    `changes` says whether the verb may have changed something.
+    """
     match error:
         case AppendIndefiniteFailureError():
             return _unknown(str(error))
@@ -49,7 +53,7 @@ def failure_from_s2(error: S2Error, *, changes: bool) -> VerbFailedError:
         case S2ServerError():
             return _failure_from_response(error, changes=changes)
         case _:
-            return _not_reached(error, changes=changes)
+            return _not_reached(error, target, changes=changes)
 
 
 def _failure_from_response(error: S2ServerError, *, changes: bool) -> VerbFailedError:
@@ -70,13 +74,17 @@ def _indefinite(error: S2ServerError) -> bool:
     )
 
 
-def _not_reached(error: S2Error, *, changes: bool) -> VerbFailedError:
+def _not_reached(error: S2Error, target: Target, *, changes: bool) -> VerbFailedError:
     cause = error.__cause__
     if isinstance(cause, ConnectError):
+        advice = tls_advice(target.account, str(cause)) or (
+            "is it running, and is its address right (`streamfold config show`)? "
+            "`streamfold doctor` looks further"
+        )
+        where = dict.fromkeys((target.account, target.basin))
         return VerbFailedError(
             "unreachable",
-            f"the server cannot be reached: {cause}; is it running, and is its address right "
-            "(`streamfold config show`)? `streamfold doctor` looks further",
+            f"the server at {' or '.join(where)} cannot be reached: {cause}; {advice}",
         )
     if isinstance(cause, TransportError):
         if changes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import click
 
@@ -16,6 +17,12 @@ from streamfold.cli.exit_status import (
 )
 from streamfold.cli.menu import Menu
 from streamfold.errors import StreamfoldError, WriterFencedError
+
+#: What click says about a text where a number is expected, and what it means.
+_WORDINGS: Final = {
+    "is not a valid integer range": "is not a whole number",
+    "is not a valid float range": "is not a number",
+}
 
 
 @click.group(cls=Menu, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,9 +65,12 @@ def _fail(reason: str, message: str, as_json: bool, status: ExitStatus) -> None:
 
 
 def _usage_message(error: click.ClickException) -> str:
+    message = error.format_message()
+    for wording, ours in _WORDINGS.items():
+        message = message.replace(wording, ours)
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        return f"{error.format_message()} (see '{error.ctx.command_path} --help')"
-    return error.format_message()
+        return f"{message} (see '{error.ctx.command_path} --help')"
+    return message
 
 
 if __name__ == "__main__":

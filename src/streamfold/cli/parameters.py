@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamfold.model.names import BasinName, StreamName, StreamRef
+from streamfold.errors import InvalidError
+from streamfold.model.names import BasinName, StreamName, StreamRef, parse_token
 from streamfold.model.units import parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -82,6 +83,20 @@ class Moment(click.ParamType[int]):
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return round(moment.timestamp() * 1000)
+
+
+class FencingToken(click.ParamType[str]):
+    """A fencing token; it may be empty."""
+
+    name = "token"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        try:
+            return parse_token(str(value), "a fencing token")
+        except InvalidError as error:
+            self.fail(error.message, param, ctx)
 
 
 class StreamRefType(click.ParamType[StreamRef]):

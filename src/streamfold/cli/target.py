@@ -14,7 +14,8 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.model.names import endpoint_url
 
 ACCOUNT, BASIN, TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
-#: Names of this machine.
+#: How clients fail at a server that answers plain HTTP with a message of TLS: the SDK, and http_client.
+_SIGNS_OF_TLS = ("terminated before a request stream", "illegal request line")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -112,6 +113,24 @@ def _missing(problem: str) -> VerbFailedError:
         "http://host:port, or run `streamfold config set endpoint URL` once",
         ExitStatus.USAGE,
     )
+
+
+def tls_advice(endpoint: str, problem: str) -> str | None:
+    """Return what to do if a connection to `endpoint` failed because of TLS, as `problem` says."""
+    if "WRONG_VERSION_NUMBER" in problem:
+        return f"it has no TLS: write {endpoint.replace('https://', 'http://', 1)}"
+    if "certificate has expired" in problem:
+        return "renew its certificate, and restart it"
+    if "mismatch" in problem:
+        return "write the address by a name that its certificate has"
+    if "CERTIFICATE_VERIFY_FAILED" in problem:
+        return (
+            "this machine does not trust its certificate: set SSL_CERT_FILE to a file with the "
+            "certificate of its authority, or with its own if it is self-signed"
+        )
+    if any(sign in problem for sign in _SIGNS_OF_TLS) and endpoint.startswith("http://"):
+        return f"if it has TLS, write {endpoint.replace('http://', 'https://', 1)}"
+    return None
 
 
 def read_token(file: Path | None) -> str | None:

@@ -23,7 +23,7 @@ from streamfold.cli.publishing.part import Part
 from streamfold.cli.publishing.plan import Plan
 from streamfold.cli.publishing.status import Screen, SlotWatch, StatusBoard
 from streamfold.cli.publishing.trimming import TrimFile, check_archives_have_what_was_trimmed
-from streamfold.cli.target import find_target
+from streamfold.cli.target import Target, find_target
 from streamfold.errors import ConflictError, RetryLaterError, StreamfoldError
 from streamfold.http_client import AsyncHttp, build_request
 from streamfold.ingest.postgres.connection import Database
@@ -189,7 +189,7 @@ class PublishRun:
                 await client.create_basin(self._plan.basin, config=kept)
             except S2Error as error:
                 if getattr(error, "code", "") != _EXISTS:
-                    raise failure_from_s2(error, changes=False) from error
+                    raise failure_from_s2(error, self._target(), changes=False) from error
 
     async def _can_start_snapshotter(self) -> bool:
         """Return whether all tables are copied; raises if one needs records that were trimmed."""
@@ -205,7 +205,10 @@ class PublishRun:
         return True
 
     def _client(self) -> S2:
-        return open_client(find_target(self._url, self._plan.token_file, None))
+        return open_client(self._target())
+
+    def _target(self) -> Target:
+        return find_target(self._url, self._plan.token_file, None)
 
     async def _look(self) -> None:
         """Ask database and snapshotter for their status; a part that does not answer keeps its last."""

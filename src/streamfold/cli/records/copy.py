@@ -17,7 +17,7 @@ from streamfold.cli.connection import (
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
 from streamfold.cli.target import FILE, find_target
-from streamfold.model.names import BasinName, StreamName, StreamRef
+from streamfold.model.names import BasinName, StreamName, StreamRef, parse_basin_name
 
 if TYPE_CHECKING:
     from s2_sdk import S2
@@ -147,7 +147,7 @@ class _Copier:
             if error.status_code != 404:
                 raise
             config = await origin.get_basin_config(source)
-            await self._s2.create_basin(target, config=config)
+            await self._s2.create_basin(parse_basin_name(target), config=config)
 
     async def _copy_stream(self, origin: S2, source: StreamRef, target: StreamRef) -> None:
         from s2_sdk import StreamConfig

@@ -18,7 +18,7 @@ from streamfold.cli.connection import (
 )
 from streamfold.cli.json_output import rfc3339
 from streamfold.cli.output import Output, confirm, yes_option
-from streamfold.cli.parameters import stream_argument
+from streamfold.cli.parameters import FencingToken, stream_argument
 from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ async def trim(
 
 @verb("fence", changes=True)
 @stream_argument
-@click.argument("new_token")
+@click.argument("new_token", type=FencingToken())
 @condition_options
 @encryption_option
 async def fence(

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from streamfold.cli.contexts import config_path, readable_by_others
 from streamfold.cli.exit_status import VerbFailedError
-from streamfold.cli.target import Target
+from streamfold.cli.target import Target, tls_advice
 from streamfold.errors import StreamfoldError
 
 #: Seconds that a server may take to answer.
@@ -90,11 +90,13 @@ def check_server(target: Target | VerbFailedError) -> Iterator[Finding]:
             response.read()
             answered = time.time()
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        cause = str(cause_of(error))
         yield Finding(
             "endpoint",
             "failure",
-            f"{target.account} ({target.endpoint_from}) does not answer: {cause_of(error)}",
-            "start it with `streamfold serve`, or correct the address "
+            f"{target.account} ({target.endpoint_from}) does not answer: {cause}",
+            tls_advice(target.account, cause)
+            or "start it with `streamfold serve`, or correct the address "
             "(`streamfold config set endpoint URL`)",
         )
         return

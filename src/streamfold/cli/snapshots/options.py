@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streamfold.cli.connection import token_for
-from streamfold.cli.parameters import Duration
+from streamfold.cli.parameters import Duration, FencingToken
 from streamfold.extensions import must_be_one_of
 from streamfold.model.names import StreamRef
 
@@ -98,7 +98,7 @@ retention_options = _options(
     click.option("--trim", is_flag=True, help="Trim the stream to an external snapshot's cursor."),
     click.option("--keep", type=click.IntRange(min=1), help="External snapshots to keep."),
     click.option("--max-age", type=Duration(), help="Delete external snapshots older than this."),
-    click.option("--fencing-token", help="Token to send with every append."),
+    click.option("--fencing-token", type=FencingToken(), help="Token to send with every append."),
     click.option("--fence", is_flag=True, help="Set that token first."),
 )
 
