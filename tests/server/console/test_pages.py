@@ -299,6 +299,15 @@ def test_what_does_not_exist_is_said_once(server: ConsoleServer, page: Page) -> 
         expect(page.get_by_text("Opening")).to_have_count(0)
 
 
+def test_a_stream_that_does_not_exist_offers_only_what_may_create_it(
+    server: ConsoleServer, page: Page
+) -> None:
+    page.goto(server.page("basins", BASIN, "not-there"))
+    for name in ("Configure", "Trim", "Fence", "Delete stream"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_disabled()
+    expect(page.get_by_role("button", name="Append", exact=True)).to_be_enabled()
+
+
 def test_the_page_of_tables_says_how_to_see_some(server: ConsoleServer, page: Page) -> None:
     page.goto(server.page("tables"))
     expect(page.get_by_text("--tables FOLDER")).to_be_visible()

@@ -156,6 +156,8 @@ def test_a_paused_list_continues_where_it_stopped(server: ConsoleServer, page: P
         ("PEAR", ["pear"]),
         ("header:kind=fru", ["apple", "pear"]),
         ("$.price>3", ["pear"]),
+        ("$.price>=3 $.price<=3", ["apple"]),
+        ("$.name==pear", ["pear"]),
         ("$.tags[0]=new $.name", ["apple"]),
         ('"no such text"', []),
     ],

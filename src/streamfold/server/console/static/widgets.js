@@ -52,7 +52,7 @@ export function useConnection() {
 
 /**
  * What `load` returns, loaded again when an input changes, when the server is back, or on `reload`.
- * The last value stays on the page meanwhile, so that nothing jumps.
+ * The last value stays on the page meanwhile, so that nothing jumps. `load` gets a signal that aborts once its answer is not needed.
  */
 export function useLoaded(load, inputs) {
   const [state, setState] = useState({ value: undefined, error: null, loading: true });
@@ -61,13 +61,15 @@ export function useLoaded(load, inputs) {
   useEffect(() => {
     if (!online || needsToken) return undefined;
     let current = true;
+    const stopper = new AbortController();
     setState((before) => ({ ...before, loading: true }));
-    load().then(
+    load(stopper.signal).then(
       (value) => current && setState({ value, error: null, loading: false }),
       (error) => current && setState((before) => ({ value: before.value, error, loading: false })),
     );
     return () => {
       current = false;
+      stopper.abort();
     };
   }, [...inputs, round, online, returns, needsToken]);
   return { ...state, reload: () => setRound((count) => count + 1) };

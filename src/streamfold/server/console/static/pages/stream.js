@@ -99,6 +99,7 @@ export function StreamPage({ basin, stream, query }) {
     go(["basins", basin]);
   };
   const frozen = settings.read_only;
+  const missing = config.error?.status === 404; // an append may still create it
   const named = { basin, stream, onClose: close };
   return html`
     <div class="page-head">
@@ -107,9 +108,9 @@ export function StreamPage({ basin, stream, query }) {
       <div class="actions">
         ${info.value?.cipher && html`<${Button} icon="tokens" onClick=${() => setDialog("key")}>Key<//>`}
         <${Button} disabled=${frozen || !config.value} onClick=${() => setDialog("configure")}>Configure<//>
-        <${Button} disabled=${frozen} onClick=${() => setDialog("trim")}>Trim<//>
-        <${Button} disabled=${frozen} onClick=${() => setDialog("fence")}>Fence<//>
-        <${Button} icon="trash" label="Delete stream" disabled=${frozen} onClick=${() => setDialog("delete")} />
+        <${Button} disabled=${frozen || missing} onClick=${() => setDialog("trim")}>Trim<//>
+        <${Button} disabled=${frozen || missing} onClick=${() => setDialog("fence")}>Fence<//>
+        <${Button} icon="trash" label="Delete stream" disabled=${frozen || missing} onClick=${() => setDialog("delete")} />
         <${Button} icon="plus" kind="primary" disabled=${frozen} onClick=${() => setDialog("append")}>Append<//>
       </div>
     </div>
@@ -117,7 +118,7 @@ export function StreamPage({ basin, stream, query }) {
     <${Facts} basin=${basin} config=${config.value} state=${state.value} range=${range} tail=${tail} size=${size.value ?? undefined} info=${info.value} origin=${origin.value} />
     <${Tabs} label="Parts of the stream" current=${tab} items=${Object.entries(TABS).map(([id, text]) => ({
       id, text, href: link(["basins", basin, stream], { tab: id === "records" ? undefined : id }) }))} />
-    ${tab === "records" && config.error?.status !== 404 && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
+    ${tab === "records" && !missing && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
     ${tab === "snapshots" && html`<${Snapshots} basin=${basin} stream=${stream} />`}
     ${tab === "forks" && html`<${Forks} basin=${basin} stream=${stream} />`}
     ${tab === "producers" && html`<${Producers} basin=${basin} stream=${stream} />`}

@@ -88,7 +88,7 @@ function ChangesTo({ uri, chain, at }) {
   const [wanted, setWanted] = useState(null);
   const since = earlier.includes(wanted) ? wanted : earlier[0];
   const { value, error, loading } = useLoaded(
-    async () => since && getJson(`${table(uri)}/changes?${new URLSearchParams({ since, until })}`), [uri, since, until]);
+    async (signal) => since && getJson(`${table(uri)}/changes?${new URLSearchParams({ since, until })}`, { signal }), [uri, since, until]);
   return html`<section class="card"><header><h2>What changed</h2>
       <span class="end muted">${loading ? "reading …" : value && `${plural(value.changes.length, "change")}${value.more ? ", and more" : ""}`}</span></header>
     ${since === undefined ? html`<div class="body muted">This is the oldest position: there is none before it to compare with.</div>` : html`
@@ -135,7 +135,7 @@ function Check({ uri }) {
 }
 
 function Rows({ uri, position }) {
-  const { value, error, loading } = useLoaded(() => getJson(`${table(uri)}/rows?${new URLSearchParams({ position })}`), [uri, position]);
+  const { value, error, loading } = useLoaded((signal) => getJson(`${table(uri)}/rows?${new URLSearchParams({ position })}`, { signal }), [uri, position]);
   return html`<section class="card"><header><h2>Rows at ${position}</h2><span class="end muted">${loading ? "reading …" : value && `${plural(value.rows.length, "row")}${value.more ? ", and more" : ""}`}</span></header>
     <${Notice} error=${error} />
     ${value && html`<div class="scroll preview"><table><thead><tr>${value.columns.map((name) => html`<th key=${name}>${name}</th>`)}</tr></thead>

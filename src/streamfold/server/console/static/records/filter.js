@@ -5,12 +5,12 @@
 //   header:trace         there is a header with this name
 //   header:trace=abc     and its value contains this text
 //   $.user.id            the body is JSON and has this path
-//   $.user.id=7          and its value is this; also != < > and ~ (contains)
+//   $.user.id=7          and its value is this; also == != < <= > >= and ~ (contains)
 
 import { parseJson, text } from "./record.js";
 
 const TERM = /(?:[^\s"]+|"[^"]*")+/g;
-const PATH = /^\$((?:\.[^.[\]=!<>~]+|\[\d+\])+)(?:(!=|=|<|>|~)(.*))?$/s;
+const PATH = /^\$((?:\.[^.[\]=!<>~]+|\[\d+\])+)(?:(!=|==?|<=?|>=?|~)(.*))?$/s;
 const STEP = /\.([^.[\]]+)|\[(\d+)\]/g;
 
 /** A function that says whether a record matches; throws a sentence if the filter is malformed. */
@@ -58,6 +58,7 @@ function compares(value, operator, wanted) {
     case undefined:
       return true;
     case "=":
+    case "==":
       return shown === wanted;
     case "!=":
       return shown !== wanted;
@@ -65,6 +66,10 @@ function compares(value, operator, wanted) {
       return shown.toLowerCase().includes(wanted.toLowerCase());
     case "<":
       return Number(shown) < Number(wanted);
+    case "<=":
+      return Number(shown) <= Number(wanted);
+    case ">=":
+      return Number(shown) >= Number(wanted);
     default:
       return Number(shown) > Number(wanted);
   }
