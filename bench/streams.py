@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,11 @@ def touched(streams: int, most: int | None) -> Iterator[str]:
     return map(name, range(0, streams, step))
 
 
-async def run(streams: int, folder: Path, *, fsync: bool, most: int | None) -> dict[str, Any]:
+async def run(
+    streams: int, folder: Path, settings: StoreSettings, most: int | None
+) -> dict[str, Any]:
     warm_up()
-    url, settings = (folder / "store").as_uri(), StoreSettings(fsync=fsync)
+    url = (folder / "store").as_uri()
     results: dict[str, Any] = {"streams": streams, "bare": bare_sync_loop(folder)}
     few = [f"few-{index}" for index in range(FEW)]
     turns = FEW_APPENDS // FEW
@@ -165,6 +168,7 @@ def main() -> None:
     parser.add_argument("--no-fsync", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--most", type=int, help="append in turn to so many streams, not to all")
+    parser.add_argument("--cold", action="store_true", help="keep no unused stream in memory")
     parser.add_argument("--alone", action="store_true", help="one number, in this process; JSON")
     options = parser.parse_args()
     if options.alone:
@@ -173,8 +177,10 @@ def main() -> None:
         tune_allocator()
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                fsync, most = not options.no_fsync, options.most
-                work = run(options.streams[0], folder, fsync=fsync, most=most)
+                settings = StoreSettings(fsync=not options.no_fsync)
+                if options.cold:
+                    settings = replace(settings, idle_streams=WRITERS, idle_bytes=0)
+                work = run(options.streams[0], folder, settings, options.most)
                 print(json.dumps(runner.run(work)))
         finally:
             shutil.rmtree(folder)
@@ -189,6 +195,7 @@ def _in_a_child(streams: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure in a process of its own, so that memory is that of one store."""
     command = [sys.executable, "-m", "bench.streams", "--alone", "--streams", str(streams)]
     command += ["--folder", str(options.folder)] + ["--no-fsync"] * options.no_fsync
+    command += ["--cold"] * options.cold
     command += ["--most", str(options.most)] if options.most else []
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout)
