@@ -69,6 +69,12 @@ class WatchedEngine(FaultyEngine):
         self.read.append(list(wanted))
         return await super().get_many(wanted)
 
+    @property
+    def read_by_callers(self) -> list[list[bytes]]:
+        """Without the first pass of upkeep, which reads what streams hold whenever it gets to that."""
+        held = keys.held(0)[:1]
+        return [read for read in self.read if not all(key.startswith(held) for key in read)]
+
     async def scan(
         self,
         start: bytes,
@@ -176,7 +182,7 @@ async def test_a_stream_that_an_append_creates_is_looked_for_once_and_not_read_b
     watched = watch(bench)
     for _ in range(2):
         await store.append(BASIN, "new", bodies("a"))
-    assert watched.read == [[keys.stream(BASIN, "new")]]
+    assert watched.read_by_callers == [[keys.stream(BASIN, "new")]]
 
 
 async def test_appends_to_cold_streams_in_one_turn_are_opened_together(bench: Bench) -> None:
@@ -188,7 +194,7 @@ async def test_appends_to_cold_streams_in_one_turn_are_opened_together(bench: Be
         await store.basin_config(BASIN)
         watched = watch(bench)
         await append_in_turn(store, names)
-        assert watched.read == [[keys.resume(BASIN, name) for name in names]]
+        assert watched.read_by_callers == [[keys.resume(BASIN, name) for name in names]]
 
 
 async def test_appends_that_arrive_while_a_stream_is_created_follow_in_it(
@@ -295,7 +301,7 @@ async def test_an_idle_stream_is_used_again_without_a_read_and_unchanged(bench: 
             await store.append(BASIN, "a", [Record(b"z", timestamp=1)], fencing_token="other")
         with pytest.raises(InvalidError, match="timestamp"):
             await store.append(BASIN, "a", bodies("without a timestamp"))
-        assert watched.read == []
+        assert watched.read_by_callers == []
 
 
 async def test_an_idle_stream_that_is_reconfigured_or_deleted_is_not_used_as_it_was(
