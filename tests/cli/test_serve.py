@@ -57,6 +57,15 @@ async def test_it_prints_what_a_client_needs_and_stops_when_asked() -> None:
         assert await running.wait() == 0
 
 
+async def test_a_missing_folder_of_tables_is_mentioned_at_the_start(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    async with process("serve", "--port", "0", "--tables", missing) as running:
+        await line_of(running)
+        assert running.stderr is not None
+        warning = (await running.stderr.readline()).decode()
+        assert warning.startswith(f"warning: --tables {missing}: there is no such folder yet")
+
+
 #: A numba that cannot be imported, and says so only once the other end of a pipe is closed.
 SLOW_COMPILER = """
 from pathlib import Path

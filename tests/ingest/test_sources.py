@@ -96,7 +96,7 @@ def test_patterns_choose_tables_of_all_schemas(database: str) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "reason"),
     [
-        (("host=", "host=/nowhere"), SourceUnavailableError, "is unavailable"),
+        (("host=", "host=/nowhere"), SourceUnavailableError, "check host and port of the DSN"),
         (("/test", "/missing_"), SourceUnusableError, "does not exist"),
         (("postgres:@", "stranger:@"), SourceUnusableError, 'role "stranger" does not exist'),
     ],

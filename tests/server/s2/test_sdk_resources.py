@@ -80,9 +80,13 @@ async def test_basins_are_listed_page_by_page_in_byte_order(s2: S2) -> None:
 
 
 async def test_a_basin_that_does_not_exist_is_not_found(s2: S2) -> None:
-    with pytest.raises(S2ServerError) as missing:
-        await s2.get_basin_config("missing-basin")
-    assert (missing.value.status_code, missing.value.code) == (404, "basin_not_found")
+    for request in (
+        s2.get_basin_config("missing-basin"),
+        s2.basin("missing-basin").get_stream_config("orders"),
+    ):
+        with pytest.raises(S2ServerError) as missing:
+            await request
+        assert (missing.value.status_code, missing.value.code) == (404, "basin_not_found")
 
 
 async def test_a_created_stream_has_the_defaults_of_its_basin(s2: S2, basin: S2Basin) -> None:

@@ -300,6 +300,11 @@ def serve(
     )
     for sentence in unused(os.environ, options):
         _warn(sentence)
+    for folder in tables:
+        if "://" not in folder and not Path(folder).is_dir():
+            _warn(
+                f"--tables {folder}: there is no such folder yet; the console shows what comes there"
+            )
     os.umask(_UMASK)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -114,7 +114,7 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
 def _packed(inputs: Sequence[bytes]) -> bytes:
     """Return the frames of a session, compressed.
 
-    That costs 1 ns per byte of JSON; to send and receive a byte costs both processes 6 ns together.
+    That costs 1 ns per byte of JSON, and saves several of sending and receiving it.
     """
     return b"".join(
         encode_frame(body, Compression.ZSTD, zstd_level=ZSTD_LEVEL_FAST) for body in inputs

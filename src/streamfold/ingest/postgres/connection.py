@@ -139,10 +139,14 @@ def named_failures(database: str) -> Iterator[None]:
         # Without a code, it is libpq that reports a connection.
         passing = error.pgcode is None or error.pgcode[:2] in _PASSING
         if passing and not any(text in line for text in _LASTING):
-            raise SourceUnavailableError(f"{database} is unavailable: {line}") from error
+            unknown = any(text in line for text in _NOT_THERE)
+            advice = "; check host and port of the DSN" if unknown else ""
+            raise SourceUnavailableError(f"{database} is unavailable: {line}{advice}") from error
         raise SourceUnusableError(f"{database}: {line}") from error
 
 
+#: What libpq reports if nothing answers at an address.
+_NOT_THERE = ("could not translate host name", "Connection refused", "No such file or directory")
 #: Classes of errors that may pass: connection, conflict, resources, state, shutdown, system.
 _PASSING: Final = ("08", "40", "53", "55", "57", "58")
 #: What libpq says of connections that no retry makes good; it has no code for them.

@@ -330,6 +330,7 @@ class Catalog:
     async def _active_stream(self, ref: StreamRef) -> StreamRow:
         row = await self.mount.stream(ref)
         if row is None:
+            await self._basin_row(ref.basin)  # raises if that is what is missing
             raise StreamNotFoundError(*ref)
         _check_stream_active(ref, row)
         return row
