@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -112,6 +115,18 @@ def test_an_encrypted_stream_needs_its_key(secured: SecuredServer) -> None:
         list(read_stored(stored(secured), part, Wanted()))
     with pytest.raises(DecryptionFailedError):
         list(read_stored(stored(secured, KEY.replace("aG", "bG")), part, Wanted()))
+
+
+def test_records_in_chunk_files_are_read_past_the_server(
+    server: Server, fresh: Callable[[], str]
+) -> None:
+    stream = fresh()
+    bodies = [random.Random(number).randbytes(300 << 10) for number in range(3)]
+    server.append(stream, [s2_sdk.Record(body=body) for body in bodies])
+    folder = Path(urlsplit(server.stored["store"]).path)
+    assert any((folder / "chunks").glob("??/*"))
+    found = rows(read_stored(stored(server), Range(stream, 0, 3), Wanted()), stream)
+    assert found["body"].to_pylist() == bodies
 
 
 def test_files_are_pinned_by_a_checkpoint_while_a_store_is_open(server: Server) -> None:
