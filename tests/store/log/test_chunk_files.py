@@ -206,6 +206,38 @@ async def test_an_append_whose_file_cannot_be_written_fails_and_the_store_contin
         assert await bodies(store) == [LARGE + b"again"]
 
 
+@pytest.mark.parametrize("kind", [FaultKind.BEFORE, FaultKind.AFTER])
+async def test_a_file_that_cannot_be_deleted_is_tried_again_and_other_streams_do_not_wait(
+    bench: Bench, kind: FaultKind
+) -> None:
+    faults = ScriptedFaults({Operation.DELETE: [Fault(kind)]})
+    blobs = FaultyBlobStore(open_blob_store("memory:"), faults)
+    bench.location = replace(bench.location, chunks=blobs)
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.create_stream(BASIN, "other")
+        for stream in (STREAM, "other"):
+            await store.append(BASIN, stream, [Record(LARGE)])
+        for stream in (STREAM, "other"):
+            await store.append(BASIN, stream, [trim_record(1)])
+        await store.upkeep()
+        await store.upkeep()
+        assert await names(bench) == []
+        assert len(bench.engines) == 1, "the store was not closed and opened again"
+
+
+async def test_a_store_whose_files_cannot_be_listed_still_takes_appends(bench: Bench) -> None:
+    faults = ScriptedFaults({Operation.LIST: [Fault(FaultKind.BEFORE)] * 100})
+    blobs = FaultyBlobStore(open_blob_store("memory:"), faults)
+    bench.location = replace(bench.location, chunks=blobs)
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.upkeep()
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        assert await bodies(store) == [LARGE]
+        assert len(bench.engines) == 1, "the store was not closed and opened again"
+
+
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
 async def test_a_damaged_file_is_reported_and_other_streams_continue(
     bench: Bench, damage: str
@@ -347,6 +379,23 @@ async def test_a_device_that_fails_to_write_a_file_stops_the_store(tmp_path: Pat
         failing = True
         with pytest.raises(DeviceFailedError):
             await store.append(BASIN, STREAM, [Record(LARGE)])
+        assert isinstance(await store.stopped(), DeviceFailedError)
+
+
+async def test_a_device_that_fails_to_delete_a_file_stops_the_store(tmp_path: Path) -> None:
+    failing = False
+
+    def sync(descriptor: int) -> None:
+        if failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+    chunk_files = LocalBlobStore(tmp_path / "chunks", fsync=sync)
+    location = replace(open_location(tmp_path.as_uri()), chunks=chunk_files)
+    async with open_store(location, SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        failing = True
+        await store.append(BASIN, STREAM, [trim_record(1)])
         assert isinstance(await store.stopped(), DeviceFailedError)
 
 

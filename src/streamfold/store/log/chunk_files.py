@@ -134,7 +134,7 @@ class ChunkFiles:
         for _, value in page:
             part = _part_of(value)
             if part is not None and part.last:
-                await self._blobs.delete(part.file)
+                await self._delete(part.file)
                 self.size = max(0, self.size - part.offset - part.size)
 
     async def sweep(self, engine: Engine) -> list[Op]:
@@ -175,7 +175,13 @@ class ChunkFiles:
                 part = _part_of(value) if value is not None else None
                 if part is not None and part.file == str(name):
                     break
-                await self._blobs.delete(str(name))
+                await self._delete(str(name))
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self._blobs.delete(name)
+        except StreamfoldError as error:
+            raise _translated(error) from error
 
 
 def _part_of(value: bytes) -> FilePart | None:
@@ -216,6 +222,11 @@ def _cause(errors: BaseExceptionGroup[Exception]) -> Exception:
     error = errors.exceptions[0]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return _translated(error)
+
+
+def _translated(error: Exception) -> Exception:
+    """What a change of a file failed for, if the disk is full or the device is to blame."""
     if not isinstance(error.__cause__, OSError):
         return error
     if is_disk_full(error.__cause__):

@@ -15,6 +15,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from streamfold.errors import (
+    BlobOutcomeUnknownError,
+    BlobUnavailableError,
     DataCorruptError,
     DeviceFailedError,
     StorageError,
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 _VISITING = 0.1
 #: Seconds that upkeep may take to end when the store is closed.
 _CLOSING_SECONDS = 2.0
+#: Failures of storage for files beside the database.
+_FILES_FAILED = (BlobUnavailableError, BlobOutcomeUnknownError)
 
 
 @dataclass(slots=True)
@@ -420,18 +424,21 @@ def _continuing() -> Iterator[None]:
         yield
     except DeviceFailedError:
         raise
-    except (StorageError, StorageFullError) as error:
+    except (StorageError, StorageFullError, *_FILES_FAILED) as error:
         logger.error("upkeep failed and will be retried at the next pass: %s", error)
 
 
 @contextmanager
 def _skipping(ref: StreamRef) -> Iterator[None]:
-    """Skip a stream that was deleted meanwhile or cannot be read, and continue with the next."""
+    """Skip a stream that was deleted meanwhile or cannot be read, and continue with the next.
+
+    The same if its files cannot be deleted: its clean-up row stays, so the next pass tries again.
+    """
     try:
         yield
     except StreamNotFoundError:
         logger.debug("stream %r in basin %r was deleted meanwhile", ref.stream, ref.basin)
-    except DataCorruptError as error:
+    except (DataCorruptError, *_FILES_FAILED) as error:
         logger.error("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
 
 
