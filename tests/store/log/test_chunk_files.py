@@ -21,7 +21,9 @@ from streamfold.errors import (
 from streamfold.model.configs import BasinConfig, Cipher
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
+from streamfold.store.engine.engine import Batch, Engine
 from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import FileName
 from streamfold.store.log.sealing import SealingKey
@@ -37,7 +39,7 @@ from streamfold.testing.blob_faults import (
     Operation,
     ScriptedFaults,
 )
-from streamfold.testing.engine_faults import CommitFault
+from streamfold.testing.engine_faults import CommitFault, FaultyEngine
 from tests.store.conftest import BASIN, EPOCH, STREAM, Bench
 from tests.store.durable_streams import append, create, fork_of, read
 
@@ -116,6 +118,68 @@ async def test_a_deleted_stream_leaves_no_files(bench: Bench) -> None:
         for _ in range(3):
             await store.upkeep()
         assert await names(bench) == []
+
+
+async def test_files_stay_until_the_deletion_of_their_stream_is_synced(bench: Bench) -> None:
+    """Reads show a commit a little earlier: a power cut could still undo the deletion."""
+    engines: list[UnsyncedEngine] = []
+    blobs = DeletesNoted(open_blob_store("memory:"))
+    bench.location = replace(bench.location, chunks=blobs)
+
+    async def open_engine() -> UnsyncedEngine:
+        engines.append(UnsyncedEngine(await SlateEngine.open(bench.location), blobs.next_step))
+        return engines[-1]
+
+    async with open_store(bench.location, SETTINGS, opener=open_engine) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        await store.upkeep()
+        engine = engines[-1]
+        engine.synced.clear()
+        deletion = asyncio.create_task(store.delete_stream(BASIN, STREAM))
+        blobs.next_step.clear()
+        await engine.visible.wait()
+        upkeep = asyncio.create_task(store.upkeep())
+        await blobs.next_step.wait()  # upkeep deletes the file, or waits for the commit
+        too_early = list(blobs.deleted)
+        engine.synced.set()
+        await asyncio.gather(deletion, upkeep)
+        assert not too_early
+        await store.upkeep()
+        assert len(blobs.deleted) == 1
+
+
+class UnsyncedEngine(FaultyEngine):
+    """While `synced` is not set, reads find what was committed, but commits do not return."""
+
+    def __init__(self, inner: Engine, on_empty: asyncio.Event) -> None:
+        super().__init__(inner)
+        self.synced, self.visible = asyncio.Event(), asyncio.Event()
+        self.synced.set()
+        #: Set by a commit without rows, which only waits for those before it.
+        self._on_empty = on_empty
+
+    async def commit(self, batch: Batch) -> None:
+        await super().commit(batch)
+        if not batch.ops:
+            self._on_empty.set()
+        elif not self.synced.is_set():
+            self.visible.set()
+            await self.synced.wait()
+
+
+class DeletesNoted(FaultyBlobStore):
+    """Knows which blobs were deleted."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner, ScriptedFaults())
+        self.deleted: list[str] = []
+        self.next_step = asyncio.Event()
+
+    async def delete(self, key: str) -> None:
+        self.deleted.append(key)
+        self.next_step.set()
+        await super().delete(key)
 
 
 @pytest.mark.parametrize("fault", [CommitFault.BEFORE, CommitFault.AFTER])

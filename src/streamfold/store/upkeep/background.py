@@ -339,6 +339,9 @@ class Upkeep:
         """Remove the rest of a deleted stream, its name last; wait while forks need it."""
         if await first_row(self.mount.engine, *keys.forks_span(stream_id)) is not None:
             return
+        # Reads show commits that the disk may not have yet. Without this, a power cut could bring the
+        # stream, or a fork of it, back without its files.
+        await self.mount.committer.write([])
         await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id))
         await self.snapshots.forget(stream_id)
         await self.catalog.finish(self._remove(ref, stream_id, ancestors))
