@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,13 @@ from streamfold.errors import (
     DataCorruptError,
     DecryptionFailedError,
     DeviceFailedError,
+    StorageError,
     StreamfoldError,
 )
 from streamfold.model.configs import BasinConfig, Cipher
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Batch, Engine
+from streamfold.store.engine.engine import Batch, Engine, Op
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log import chunks
@@ -240,6 +242,45 @@ async def test_a_commit_without_files_does_not_overtake_one_with_a_file(bench: B
         acks = await asyncio.gather(large, small)
         await other
         assert [ack.end.seq_num for ack in acks] == [1, 2]
+
+
+async def test_a_commit_does_not_overtake_one_that_cannot_be_built(bench: Bench) -> None:
+    """Otherwise its records would be stored without those before them."""
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(b"first")])
+        engine = bench.engine
+        building, may_fail = threading.Event(), threading.Event()
+        prepare_rows = engine.prepare
+
+        def fail_once(ops: list[Op]) -> Batch:
+            if building.is_set():
+                return prepare_rows(ops)
+            building.set()
+            may_fail.wait()
+            raise StorageError("injected: the rows cannot be prepared")
+
+        reached: list[Batch] = []
+        commit_rows = engine.commit
+
+        async def commit(batch: Batch) -> None:
+            reached.append(batch)
+            await commit_rows(batch)
+
+        engine.prepare, engine.commit = fail_once, commit  # type: ignore[method-assign]
+        # Large enough to be built in a thread, but not to keep the next commit from starting.
+        body = random.Random(0).randbytes(200 << 10)
+        lost = asyncio.create_task(store.append(BASIN, STREAM, [Record(body)]))
+        await asyncio.to_thread(building.wait)
+        after = asyncio.create_task(store.append(BASIN, STREAM, [Record(b"after")]))
+        for _ in range(10):
+            await asyncio.sleep(0)  # its commit waits for the one that is built
+        may_fail.set()
+        outcomes = await asyncio.gather(lost, after, return_exceptions=True)
+        assert all(isinstance(outcome, StreamfoldError) for outcome in outcomes)
+        assert not reached
+    async with bench.store(SETTINGS) as store:
+        assert await bodies(store) == [b"first"]
 
 
 class HeldBlobs(FaultyBlobStore):

@@ -97,7 +97,7 @@ class Committer:
         self._rows: list[_Rows] = []
         self._under_way: deque[tuple[_Commit, asyncio.Task[None]]] = deque()
         self._building = asyncio.Lock()
-        #: Set once the newest commit that was built has reached the engine.
+        #: Set once the newest commit that was begun has reached the engine.
         self._reached_engine = asyncio.Event()
         self._reached_engine.set()
         self._wake = asyncio.Event()
@@ -221,11 +221,12 @@ class Committer:
         start, before = perf_counter(), self._last_start  # the event loop's clock may be coarse
         # The lock is first come, first served: a commit does not overtake one that takes long to build.
         async with self._building:
+            # Before it is built: if that fails, later ones wait until they are cancelled.
+            earlier, reached = self._reached_engine, asyncio.Event()
+            self._reached_engine = reached
             # Records first: rows may depend on records accepted before them.
             rows = [op for row in commit.rows for op in row.ops]
             built = await build(commit.all_shares, rows, self._files, self._engine.prepare)
-            earlier, reached = self._reached_engine, asyncio.Event()
-            self._reached_engine = reached
         batch = built.batch
         if batch.ops:
             self._last_start = start
