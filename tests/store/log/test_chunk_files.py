@@ -18,7 +18,9 @@ from streamfold.errors import (
     DecryptionFailedError,
     DeviceFailedError,
     StorageError,
+    StreamDeletingError,
     StreamfoldError,
+    StreamNotFoundError,
 )
 from streamfold.model.configs import BasinConfig, Cipher
 from streamfold.model.records import Record, trim_record
@@ -423,6 +425,59 @@ async def test_a_reader_whose_records_are_trimmed_meanwhile_continues_after_them
             batch = await reader.read()
             assert batch is not None
             assert batch.first_seq_num == 5
+
+
+async def test_a_read_by_timestamp_whose_records_are_trimmed_meanwhile_starts_after_them(
+    bench: Bench,
+) -> None:
+    blobs = HeldReads(open_blob_store("memory:"))
+    bench.location = replace(bench.location, chunks=blobs)
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        for _ in range(2):
+            await store.append(BASIN, STREAM, [Record(LARGE)])
+        blobs.open.clear()
+        found = asyncio.create_task(
+            store.read(BASIN, STREAM, ReadRequest(from_timestamp(EPOCH), count=1))
+        )
+        await blobs.reached.wait()
+        await store.append(BASIN, STREAM, [trim_record(1)])
+        await store.upkeep()
+        blobs.open.set()
+        assert (await found).first_seq_num == 1
+
+
+async def test_a_reader_whose_stream_is_deleted_meanwhile_learns_that(bench: Bench) -> None:
+    blobs = HeldReads(open_blob_store("memory:"))
+    bench.location = replace(bench.location, chunks=blobs)
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        await store.append(BASIN, STREAM, [Record(LARGE)])
+        blobs.open.clear()
+        reading = [
+            asyncio.create_task(store.read(BASIN, STREAM, ReadRequest(start)))
+            for start in (from_seq_num(0), from_timestamp(EPOCH))
+        ]
+        await blobs.reached.wait()
+        await store.delete_stream(BASIN, STREAM)
+        await store.upkeep()
+        blobs.open.set()
+        for read_ in reading:
+            with pytest.raises((StreamDeletingError, StreamNotFoundError)):
+                await read_
+
+
+class HeldReads(FaultyBlobStore):
+    """Holds reads back while `open` is not set."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner, ScriptedFaults())
+        self.open, self.reached = asyncio.Event(), asyncio.Event()
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.reached.set()
+        await self.open.wait()
+        return await super().get_range(key, start, length)
 
 
 async def test_a_reader_far_behind_gets_everything_in_order(bench: Bench) -> None:

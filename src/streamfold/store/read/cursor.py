@@ -225,6 +225,7 @@ class Cursor:
         try:
             loaded = await (self._mount.files.read(run) if loading is None else loading[1])
         except BlobNotFoundError:
+            self._log.check_alive()  # a deleted stream's files go, too
             if run[-1].last_seq_num >= self._log.readable_from:
                 raise missing(run[-1]) from None
             loaded = []  # they were trimmed and deleted meanwhile

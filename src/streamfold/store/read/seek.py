@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from streamfold.errors import BlobNotFoundError, InvalidError
+from streamfold.errors import BlobNotFoundError, DataCorruptError, InvalidError
 from streamfold.records import payload as payloads
 from streamfold.store import keys
 from streamfold.store.engine.engine import first_row
@@ -82,7 +82,7 @@ async def chunk_from(
 ) -> Chunk | None:
     """This stream's part of the chunk that holds `seq_num`."""
     chunk = await _bounds_from(mount, log, seq_num, key)
-    return None if chunk is None else await _loaded(mount, chunk)
+    return None if chunk is None else await _loaded(mount, log, chunk)
 
 
 async def _bounds_from(
@@ -93,14 +93,26 @@ async def _bounds_from(
     segment = segment_of(log.row, seq_num)
     if chunk is None or segment is None or chunk.last_seq_num < segment.end:
         return chunk
-    return own_part(await _loaded(mount, chunk), log.row, key)
+    return own_part(await _loaded(mount, log, chunk), log.row, key)
 
 
 async def seek_timestamp(
     mount: Mount, log: StreamLog, timestamp: int, key: SealingKey | None
 ) -> int:
     """seq_num of the first record at or after `timestamp`; the tail if there is none."""
-    first = log.readable_from
+    while True:
+        first = log.readable_from
+        try:
+            return await _seek_timestamp(mount, log, first, timestamp, key)
+        except DataCorruptError:
+            if log.readable_from == first:
+                raise
+            # Records were trimmed meanwhile, and a file was deleted with them.
+
+
+async def _seek_timestamp(
+    mount: Mount, log: StreamLog, first: int, timestamp: int, key: SealingKey | None
+) -> int:
     found = await _first_chunk(
         log,
         first,
@@ -109,7 +121,7 @@ async def seek_timestamp(
     )
     if found is None:
         return int(log.durable.seq_num)
-    clear = own_part(await _loaded(mount, found), log.row, key)
+    clear = own_part(await _loaded(mount, log, found), log.row, key)
     within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
     return max(found.first_seq_num + within, first)
 
@@ -143,13 +155,14 @@ async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | N
     return chunks.decode(row[1]) if row else None
 
 
-async def _loaded(mount: Mount, chunk: Chunk) -> Chunk:
-    """`chunk` with its payload."""
+async def _loaded(mount: Mount, log: StreamLog, chunk: Chunk) -> Chunk:
+    """`chunk` of `log`'s stream with its payload."""
     if not chunk.in_file:
         return chunk
     try:
         return (await mount.files.read([chunk]))[0]
     except BlobNotFoundError:
+        log.check_alive()  # a deleted stream's files go, too
         raise missing(chunk) from None
 
 
