@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
+from streamfold.blob import BlobMeta, BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import (
     DataCorruptError,
     DecryptionFailedError,
@@ -25,11 +25,11 @@ from streamfold.errors import (
 from streamfold.model.configs import BasinConfig, Cipher
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Batch, Engine, Op
+from streamfold.store.engine.engine import Batch, Engine, Op, commit_rows
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log import chunks
-from streamfold.store.log.chunk_files import FileName
+from streamfold.store.log.chunk_files import ChunkFiles, FileName
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_timestamp
 from streamfold.store.read_only import open_read_only
@@ -224,6 +224,65 @@ async def test_a_store_whose_files_were_checked_does_not_check_them_again(bench:
         assert await bodies(store) == [LARGE]
 
 
+async def swept(blobs: BlobStore, engine: Engine) -> ChunkFiles:
+    """The files after a sweep of what epochs before the third left."""
+    files = ChunkFiles(blobs, epoch=3, write_from=FILE_FROM)
+    await files.sweep(engine)
+    return files
+
+
+async def test_a_sweep_counts_the_files_that_it_leaves(bench: Bench) -> None:
+    blobs = open_blob_store("memory:")
+    engine = await bench._open_engine()
+    row = chunks.StoredChunk(7, bytes((1, *bytes(39))), LARGE)
+    file, (value,) = ChunkFiles(blobs, epoch=1, write_from=1).lay_out(5, [row])
+    await blobs.put(file.name, file.data)
+    await commit_rows(engine, [(keys.chunk(5, 7), value)])
+    await blobs.put(str(FileName(5, 9, 1, 1)), b"of a commit that failed")
+    await blobs.put(str(FileName(6, 0, 2, 0)), b"another")
+    assert (await swept(blobs, engine)).size == len(file.data)
+    assert [meta.key async for meta in blobs.list()] == [file.name]
+    await engine.close()
+
+
+async def test_a_sweep_leaves_a_file_whose_row_cannot_be_read(bench: Bench) -> None:
+    blobs, name = open_blob_store("memory:"), str(FileName(5, 7, 1, 0))
+    await blobs.put(name, LARGE)
+    engine = await bench._open_engine()
+    await commit_rows(engine, [(keys.chunk(5, 7), b"damaged")])
+    await swept(blobs, engine)
+    assert await blobs.get(name) == LARGE
+    await engine.close()
+
+
+async def test_a_sweep_of_many_files_gives_way_to_others(bench: Bench) -> None:
+    blobs = open_blob_store("memory:")
+    for number in range(3000):
+        await blobs.put(str(FileName(5, number, 1, number)), b"")
+    metas = [meta async for meta in blobs.list()]
+    engine = await bench._open_engine()
+    await commit_rows(engine, [(keys.CHUNK_FILES, rows.encode(CounterRow(2)))])
+    sweeping = asyncio.create_task(swept(Listed(blobs, metas), engine))
+    turns = 0
+    while not sweeping.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > len(metas) // 300
+    await engine.close()
+
+
+class Listed(FaultyBlobStore):
+    """Has a listing in memory, and yields it without waiting for anything."""
+
+    def __init__(self, inner: BlobStore, metas: list[BlobMeta]) -> None:
+        super().__init__(inner, ScriptedFaults())
+        self._metas = metas
+
+    async def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
+        for meta in self._metas:
+            yield meta
+
+
 async def test_a_commit_without_files_does_not_overtake_one_with_a_file(bench: Bench) -> None:
     """Otherwise a crash could leave later records without earlier ones."""
     blobs = HeldBlobs(open_blob_store("memory:"))
@@ -263,11 +322,11 @@ async def test_a_commit_does_not_overtake_one_that_cannot_be_built(bench: Bench)
             raise StorageError("injected: the rows cannot be prepared")
 
         reached: list[Batch] = []
-        commit_rows = engine.commit
+        commit_batch = engine.commit
 
         async def commit(batch: Batch) -> None:
             reached.append(batch)
-            await commit_rows(batch)
+            await commit_batch(batch)
 
         engine.prepare, engine.commit = fail_once, commit  # type: ignore[method-assign]
         # Large enough to be built in a thread, but not to keep the next commit from starting.

@@ -20,12 +20,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
+from collections import deque
 from collections.abc import Sequence
-from itertools import count, groupby
-from typing import Final, NamedTuple
+from itertools import count
+from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
-from streamfold.blob import BlobStore
+from streamfold.blob import BlobMeta, BlobStore
 from streamfold.errors import (
     DataCorruptError,
     DeviceFailedError,
@@ -44,6 +45,11 @@ from streamfold.store.rows import CounterRow
 _READS_MAX: Final = 4
 #: Bytes from which a thread checks and decompresses what was read.
 _THREAD_FROM: Final = 64 << 10
+#: Files of a listing after which other tasks get their turn: 2 us each.
+_LISTED_AT_ONCE: Final = 256
+#: Files of one stream and epoch that may be without a row: one for each commit that was in flight. More
+#: than any setting has, but few enough to hold for a stream of any size.
+_FAILED_MAX: Final = 1024
 _NAME = re.compile(r"[0-9a-f]{2}/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]+)-([0-9a-f]+)")
 
 
@@ -72,6 +78,10 @@ class FileName(NamedTuple):
         """The parts of `name`; None if it is not the name of a chunk file."""
         match = _NAME.fullmatch(name)
         return cls(*(int(part, 16) for part in match.groups())) if match else None
+
+
+#: Files that may be without a row, in the order of their records.
+_Found: TypeAlias = deque[tuple[FileName, BlobMeta]]
 
 
 class ChunkFiles:
@@ -145,43 +155,55 @@ class ChunkFiles:
         """
         value = await engine.get(keys.CHUNK_FILES)
         first = rows.decode(value, CounterRow).following if value else 0
-        stream: list[FileName] = []
-        newest = -1
+        stream_id, newest = -1, -1
+        by_epoch: dict[int, _Found] = {}
+        listed = 0
         async for meta in self._blobs.list():
+            listed += 1
+            if listed % _LISTED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # a listing need not wait for storage
             name = FileName.parse(meta.key)
             if name is None or name.epoch >= self._epoch:
                 continue
             self.size += meta.size
-            if stream and stream[0].stream_id != name.stream_id:
-                await self._sweep_stream(engine, stream)
-                stream = []
+            if name.stream_id != stream_id:
+                await self._sweep_stream(engine, by_epoch)
+                stream_id, by_epoch = name.stream_id, {}
             if name.epoch >= first:
-                stream.append(name)
+                by_epoch.setdefault(name.epoch, deque(maxlen=_FAILED_MAX)).append((name, meta))
                 newest = max(newest, name.epoch)
-        await self._sweep_stream(engine, stream)
+        await self._sweep_stream(engine, by_epoch)
         if newest < first:
             return []
         return [(keys.CHUNK_FILES, rows.encode(CounterRow(newest + 1)))]
 
-    async def _sweep_stream(self, engine: Engine, names: list[FileName]) -> None:
-        """Delete those of `names`, files of one stream, that have no row.
+    async def _sweep_stream(self, engine: Engine, by_epoch: dict[int, _Found]) -> None:
+        """Delete those files of one stream that have no row.
 
-        Commits take effect in order: of each epoch, only the newest files can be without one.
+        Commits take effect in order: of each epoch, only the newest files can be without one. Their
+        names are in the order of their records.
         """
-        names.sort(key=lambda name: (name.epoch, name.number), reverse=True)
-        for _, newest_first in groupby(names, key=lambda name: name.epoch):
-            for name in newest_first:
+        for files in by_epoch.values():
+            for name, meta in reversed(files):
                 value = await engine.get(keys.chunk(name.stream_id, name.last_seq_num))
-                part = _part_of(value) if value is not None else None
-                if part is not None and part.file == str(name):
+                if value is not None and _may_name(value, meta.key):
                     break
-                await self._delete(str(name))
+                await self._delete(meta.key)
+                self.size = max(0, self.size - meta.size)
 
     async def _delete(self, name: str) -> None:
         try:
             await self._blobs.delete(name)
         except StreamfoldError as error:
             raise _translated(error) from error
+
+
+def _may_name(value: bytes, file: str) -> bool:
+    """Whether the chunk of a row is in `file`; also true if the row cannot be read."""
+    try:
+        return chunks.decode(value).part.file == file
+    except StorageError:
+        return True
 
 
 def _part_of(value: bytes) -> FilePart | None:
