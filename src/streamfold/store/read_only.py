@@ -203,7 +203,7 @@ async def open_read_only(
         try:
             chunks = await asyncio.to_thread(location.open_chunks, fsync=False)
             yield StoredStreams(
-                _mount(engine, ChunkFiles(chunks, engine.epoch, location.file_from))
+                _mount(engine, ChunkFiles(chunks, engine.epoch, location.file_limits))
             )
         finally:
             await engine.close()

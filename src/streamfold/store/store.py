@@ -392,14 +392,14 @@ async def open_store(
         else DiskSpace(root, settings.disk_reserve, disk_usage)
     )
     chunks = await asyncio.to_thread(location.open_chunks, fsync=settings.fsync)
-    asked = settings.chunk_file_bytes
+    limits, asked = location.file_limits, settings.chunk_file_bytes
     supervisor = Supervisor(
         opener or open_slate,
         settings,
         now,
         location.snapshots,
         chunks,
-        location.file_from if asked is None else asked,
+        limits if asked is None else limits._replace(write_from=asked),
         space,
     )
     try:

@@ -28,6 +28,7 @@ from streamfold.store.catalog.catalog import Catalog, NamedLocks
 from streamfold.store.catalog.snapshots import SnapshotBlobs, StreamSnapshots
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener, commit_rows
+from streamfold.store.engine.location import FileLimits
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import CommitReport
@@ -80,12 +81,12 @@ class Supervisor:
         now: Callable[[], int],
         snapshots: BlobStore,
         chunks: BlobStore,
-        file_from: int,
+        file_limits: FileLimits,
         space: DiskSpace,
     ) -> None:
         self._opener = opener
         self._snapshots = SnapshotBlobs(snapshots)
-        self._chunks, self._file_from = chunks, file_from
+        self._chunks, self._file_limits = chunks, file_limits
         self._settings = settings
         self._now = now
         self.admission = Admission(settings.inflight_bytes)
@@ -218,7 +219,7 @@ class Supervisor:
         engine = await self._opener()
         try:
             await _check_format(engine)
-            files = ChunkFiles(self._chunks, engine.epoch, self._file_from)
+            files = ChunkFiles(self._chunks, engine.epoch, self._file_limits)
             mount = await Mount.start(engine, self._settings, self.admission, self._now, files)
         except BaseException:
             await _close(engine, flush=False)

@@ -26,7 +26,7 @@ from streamfold.model.configs import BasinConfig, Cipher
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Batch, Engine, Op, commit_rows
-from streamfold.store.engine.location import open_location
+from streamfold.store.engine.location import FileLimits, open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import ChunkFiles, FileName
@@ -52,6 +52,7 @@ FILE_FROM = 1000
 #: Readers find nothing in memory: they read what is stored.
 SETTINGS = StoreSettings(trim_grace=0, chunk_file_bytes=FILE_FROM, recent_bytes=0)
 LARGE = bytes(range(256)) * 4
+LIMITS = FileLimits(FILE_FROM, reads_max=1, deletes_max=1)
 
 
 async def names(bench: Bench) -> list[str]:
@@ -226,7 +227,7 @@ async def test_a_store_whose_files_were_checked_does_not_check_them_again(bench:
 
 async def swept(blobs: BlobStore, engine: Engine) -> ChunkFiles:
     """The files after a sweep of what epochs before the third left."""
-    files = ChunkFiles(blobs, epoch=3, write_from=FILE_FROM)
+    files = ChunkFiles(blobs, 3, LIMITS)
     await files.sweep(engine)
     return files
 
@@ -235,7 +236,7 @@ async def test_a_sweep_counts_the_files_that_it_leaves(bench: Bench) -> None:
     blobs = open_blob_store("memory:")
     engine = await bench._open_engine()
     row = chunks.StoredChunk(7, bytes((1, *bytes(39))), LARGE)
-    file, (value,) = ChunkFiles(blobs, epoch=1, write_from=1).lay_out(5, [row])
+    file, (value,) = ChunkFiles(blobs, 1, LIMITS).lay_out(5, [row])
     await blobs.put(file.name, file.data)
     await commit_rows(engine, [(keys.chunk(5, 7), value)])
     await blobs.put(str(FileName(5, 9, 1, 1)), b"of a commit that failed")
@@ -370,6 +371,38 @@ async def test_an_append_whose_file_cannot_be_written_fails_and_the_store_contin
             await store.append(BASIN, STREAM, [Record(LARGE)])
         await store.append(BASIN, STREAM, [Record(LARGE + b"again")])
         assert await bodies(store) == [LARGE + b"again"]
+
+
+async def test_files_on_object_storage_are_deleted_at_the_same_time(bench: Bench) -> None:
+    """One after the other, a large stream would keep upkeep from all others for an hour."""
+    blobs = DeletesTogether(open_blob_store("memory:"), 8)
+    bench.location = replace(bench.location, chunks=blobs)
+    async with bench.store(SETTINGS) as store:
+        await prepare(store)
+        for _ in range(24):
+            await store.append(BASIN, STREAM, [Record(LARGE)])
+        await store.delete_stream(BASIN, STREAM)
+        for _ in range(3):
+            await store.upkeep()
+        assert await names(bench) == []
+        assert blobs.together.is_set()
+
+
+class DeletesTogether(FaultyBlobStore):
+    """Sets `together` once as many deletions as `wanted` run at the same time."""
+
+    def __init__(self, inner: BlobStore, wanted: int) -> None:
+        super().__init__(inner, ScriptedFaults())
+        self.together = asyncio.Event()
+        self._wanted, self._running = wanted, 0
+
+    async def delete(self, key: str) -> None:
+        self._running += 1
+        if self._running >= self._wanted:
+            self.together.set()
+        await asyncio.sleep(0)
+        await super().delete(key)
+        self._running -= 1
 
 
 @pytest.mark.parametrize("kind", [FaultKind.BEFORE, FaultKind.AFTER])

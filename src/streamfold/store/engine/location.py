@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
@@ -35,6 +35,10 @@ DATABASE, SNAPSHOTS, CHUNKS = "db", "snapshots", "chunks"
 #: Bytes of one stream in one commit from which they become a file: on local disk, where a file costs a
 #: sync of 0.5 ms, and on object storage, where it costs a request and its latency.
 LOCAL_FILE_FROM, REMOTE_FILE_FROM = 128 << 10, 1 << 20
+#: Chunk files that are read, and deleted, at the same time. On local disk, the same threads sync
+#: commits, and a sync waits for what was freed; on object storage, most of the time is latency.
+_LOCAL_READS, _LOCAL_DELETES = 4, 1
+_REMOTE_READS, _REMOTE_DELETES = 16, 16
 #: Mode of folders on local disk: for this user alone, whatever the files within allow.
 _PRIVATE = 0o700
 
@@ -65,6 +69,15 @@ def _check(url: str, names: Iterable[str]) -> None:
         "location, run s2-lite on this one, and copy each basin with `streamfold copy s2://basin "
         "s2://basin --from-endpoint URL-OF-S2-LITE`"
     )
+
+
+class FileLimits(NamedTuple):
+    """When chunks become files, and how many files are used at the same time."""
+
+    #: Stored bytes of a stream in one commit from which they get a file.
+    write_from: int
+    reads_max: int
+    deletes_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +122,12 @@ class Location:
         return LocalBlobStore(self.folder.parent / CHUNKS, fsync=sync)
 
     @property
-    def file_from(self) -> int:
-        """Bytes of one stream in one commit from which they become a file; in memory, none do."""
-        if self.in_memory:
-            return sys.maxsize
-        return REMOTE_FILE_FROM if self.folder is None else LOCAL_FILE_FROM
+    def file_limits(self) -> FileLimits:
+        """When chunks become files, and how many are used at once; in memory, none do."""
+        if self.folder is not None:
+            return FileLimits(LOCAL_FILE_FROM, _LOCAL_READS, _LOCAL_DELETES)
+        write_from = sys.maxsize if self.in_memory else REMOTE_FILE_FROM
+        return FileLimits(write_from, _REMOTE_READS, _REMOTE_DELETES)
 
     async def check_access(self) -> None:
         """Raise, within seconds, if the bucket cannot be used or holds the data of another program."""

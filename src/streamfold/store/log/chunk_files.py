@@ -37,12 +37,11 @@ from streamfold.errors import (
 from streamfold.store import keys, rows
 from streamfold.store.engine.disk_space import is_disk_full
 from streamfold.store.engine.engine import Engine, Op, Row
+from streamfold.store.engine.location import FileLimits
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk, FilePart, StoredChunk
 from streamfold.store.rows import CounterRow
 
-#: Files read at the same time: on local disk, the same threads sync commits.
-_READS_MAX: Final = 4
 #: Bytes from which a thread checks and decompresses what was read.
 _THREAD_FROM: Final = 64 << 10
 #: Files of a listing after which other tasks get their turn: 2 us each.
@@ -87,13 +86,13 @@ _Found: TypeAlias = deque[tuple[FileName, BlobMeta]]
 class ChunkFiles:
     """The chunk files of one mount."""
 
-    def __init__(self, blobs: BlobStore, epoch: int, write_from: int) -> None:
+    def __init__(self, blobs: BlobStore, epoch: int, limits: FileLimits) -> None:
         self._blobs = blobs
         self._epoch = epoch
-        #: Stored bytes of a stream in one commit from which they get a file.
-        self.write_from = write_from
+        self.write_from = limits.write_from
         self._numbers = count()
-        self._reading = asyncio.Semaphore(_READS_MAX)
+        self._reading = asyncio.Semaphore(limits.reads_max)
+        self._deletes_max = limits.deletes_max
         #: Bytes of all files, as far as they are known: those from before this mount after `sweep`.
         self.size = 0
 
@@ -141,11 +140,15 @@ class ChunkFiles:
 
     async def delete(self, page: Sequence[Row]) -> None:
         """Delete the files whose last chunk is in `page`: chunks that are about to be deleted."""
-        for _, value in page:
-            part = _part_of(value)
-            if part is not None and part.last:
-                await self._delete(part.file)
-                self.size = max(0, self.size - part.offset - part.size)
+        parts = [part for _, value in page if (part := _part_of(value)) is not None and part.last]
+        for first in range(0, len(parts), self._deletes_max):
+            some = parts[first : first + self._deletes_max]
+            deletions = [self._delete(part.file) for part in some]
+            for failure in await asyncio.gather(*deletions, return_exceptions=True):
+                if failure is not None:
+                    raise failure
+            freed = sum([part.offset + part.size for part in some])
+            self.size = max(0, self.size - freed)
 
     async def sweep(self, engine: Engine) -> list[Op]:
         """Delete the files that former mounts wrote for commits that failed.
