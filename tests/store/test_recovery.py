@@ -15,6 +15,8 @@ from streamfold.errors import (
     DeviceFailedError,
     OutcomeUnknownError,
     SeqNumMismatchError,
+    StorageError,
+    StorageFullError,
     StoreClosingError,
     StoreRecoveringError,
     StreamfoldError,
@@ -23,6 +25,7 @@ from streamfold.errors import (
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Record
 from streamfold.records.batch import RecordBatch
+from streamfold.store import supervisor
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
@@ -289,3 +292,10 @@ async def _replace_while_appending(bench: Bench, size: int) -> None:
             # A commit that was under way may be of unknown outcome.
             assert {type(o) for o in outcomes} <= {WriterFencedError, OutcomeUnknownError}
     bench.engines.clear()
+
+
+def test_the_first_of_several_failures_is_the_cause() -> None:
+    """Later ones are mostly its consequences: commits behind a failed one fail, too."""
+    full = StorageFullError("the disk is full")
+    commits = ExceptionGroup("", [full, StorageError("an earlier commit failed")])
+    assert supervisor._cause(ExceptionGroup("", [commits, StorageError("upkeep")])) is full

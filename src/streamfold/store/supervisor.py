@@ -328,13 +328,13 @@ async def _close(engine: Engine, *, flush: bool) -> None:
 
 
 def _cause(errors: BaseExceptionGroup[BaseException]) -> StreamfoldError:
-    """The error that ended the mounted store; re-raises `errors` if one of them is a bug."""
+    """The first error, which ended the mounted store; re-raises `errors` if one of them is a bug."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [errors]
     while pending:
-        error = pending.pop()
+        error = pending.pop(0)
         if isinstance(error, BaseExceptionGroup):
-            pending.extend(error.exceptions)
+            pending[:0] = error.exceptions
         else:
             leaves.append(error)
     bugs = [leaf for leaf in leaves if not isinstance(leaf, StreamfoldError | OSError)]

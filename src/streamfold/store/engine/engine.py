@@ -79,8 +79,9 @@ class Engine(Protocol):
         """Apply the batch atomically; when this returns, it survives a crash and a power cut.
 
         Several commits may be in flight: they take effect in the order of the calls, and if one
-        survives, so do all before it. Only the committer calls this, and never cancels it. An exception
-        means that the outcome is unknown, even StorageFullError: close the engine and open another.
+        survives, so do all before it. Only the committer calls this. An exception, or a cancellation
+        because of a timeout, means that the outcome is unknown, even StorageFullError: close the engine
+        and open another.
         Raises WriterFencedError once another process has opened the same store.
         """
         ...

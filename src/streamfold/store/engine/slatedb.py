@@ -88,6 +88,8 @@ class SlateEngine:
         self._disk = disk
         self._tables = tables
         self._order = asyncio.Lock()
+        #: Whether a commit ended before SlateDB had its rows: later ones must not be stored without it.
+        self._incomplete = False
         self._collecting = asyncio.Lock()
         #: Collections in a row that found no new commit and nothing to delete.
         self._idle_collections = 0
@@ -152,7 +154,11 @@ class SlateEngine:
         try:
             # The lock is first come, first served: rows enter SlateDB in the order of the calls.
             async with self._order:
+                if self._incomplete:
+                    raise StorageError("an earlier commit failed: open the store again")
+                self._incomplete = True
                 written = await self._db.write(batch.native)
+                self._incomplete = False
                 self._tables.committed(written.seqnum(), batch.size)
                 self._committed = True
             await self._db.flush_with_options(_WAL)
