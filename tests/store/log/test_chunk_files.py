@@ -239,15 +239,15 @@ async def test_a_sweep_counts_the_files_that_it_leaves(bench: Bench) -> None:
     file, (value,) = ChunkFiles(blobs, 1, LIMITS).lay_out(5, [row])
     await blobs.put(file.name, file.data)
     await commit_rows(engine, [(keys.chunk(5, 7), value)])
-    await blobs.put(str(FileName(5, 9, 1, 1)), b"of a commit that failed")
-    await blobs.put(str(FileName(6, 0, 2, 0)), b"another")
+    await blobs.put(str(FileName(1, 1, 5, 9)), b"of a commit that failed")
+    await blobs.put(str(FileName(2, 0, 6, 0)), b"another")
     assert (await swept(blobs, engine)).size == len(file.data)
     assert [meta.key async for meta in blobs.list()] == [file.name]
     await engine.close()
 
 
 async def test_a_sweep_leaves_a_file_whose_row_cannot_be_read(bench: Bench) -> None:
-    blobs, name = open_blob_store("memory:"), str(FileName(5, 7, 1, 0))
+    blobs, name = open_blob_store("memory:"), str(FileName(1, 0, 5, 7))
     await blobs.put(name, LARGE)
     engine = await bench._open_engine()
     await commit_rows(engine, [(keys.chunk(5, 7), b"damaged")])
@@ -259,7 +259,7 @@ async def test_a_sweep_leaves_a_file_whose_row_cannot_be_read(bench: Bench) -> N
 async def test_a_sweep_of_many_files_gives_way_to_others(bench: Bench) -> None:
     blobs = open_blob_store("memory:")
     for number in range(3000):
-        await blobs.put(str(FileName(5, number, 1, number)), b"")
+        await blobs.put(str(FileName(1, number, 5, number)), b"")
     metas = [meta async for meta in blobs.list()]
     engine = await bench._open_engine()
     await commit_rows(engine, [(keys.CHUNK_FILES, rows.encode(CounterRow(2)))])
@@ -592,7 +592,7 @@ async def test_a_store_on_local_disk_and_its_reader_beside_it_find_the_files(
     async with open_store(url, SETTINGS) as store:
         await prepare(store)
         await store.append(BASIN, STREAM, [Record(LARGE), Record(b"small")])
-        assert len(list((tmp_path / "chunks").glob("??/*"))) == 1
+        assert len(list((tmp_path / "chunks").glob("*/*/*-*"))) == 1
         async with open_read_only(url) as stored:
             batches = [batch async for batch in stored.batches(BASIN, STREAM, 0, 9, None)]
             assert [r.body for batch in batches for r in batch.records()] == [LARGE, b"small"]
@@ -652,15 +652,15 @@ async def test_a_device_that_fails_to_delete_a_file_stops_the_store(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "name", ["", "x", "00/1-2-3", "../0000-1", f"00/{'0' * 16}-{'0' * 16}-g-1"]
+    "name", ["", "x", "00/1-2-3", "../0000-1", f"{'0' * 8}/{'0' * 8}/00g-{'0' * 16}-{'0' * 16}"]
 )
 def test_other_files_are_not_taken_for_chunk_files(name: str) -> None:
     assert FileName.parse(name) is None
 
 
 def test_a_name_says_what_it_was_made_of() -> None:
-    name = FileName(2**40 + 0x3F, 2**63, 7, 255)
-    assert str(name).startswith("3f/")
+    name = FileName(7, 0x12ABC, 2**40 + 0x3F, 2**63)
+    assert str(name).startswith("00000007/00000012/abc-")
     assert FileName.parse(str(name)) == name
 
 

@@ -9,10 +9,11 @@ its file; a file without a row is left by a commit that failed, and `sweep` dele
 file before it deletes the row of its last chunk: that row is trimmed already, and if a crash comes in
 between, upkeep finds it again and repeats both.
 
-    {stream id, its last 2 digits} / {stream id} - {last seq_num} - {epoch} - {number}    in hexadecimal
+    {epoch} / {number, without its last 3 digits} / {the rest} - {stream id} - {last seq_num}
 
-The epoch of the writer and a number make each name unique: no attempt replaces the file of another.
-A file has each chunk as a row would have it, header and payload, one after the other.
+all in hexadecimal. The epoch of the writer and a number, which it counts up, make each name unique: no
+attempt replaces the file of another. A folder has 4096 files at most. A file has each chunk as a row
+would have it, header and payload, one after the other.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from streamfold.store.rows import CounterRow
 _THREAD_FROM: Final = 64 << 10
 #: Files of a listing after which other tasks get their turn: 2 us each.
 _LISTED_AT_ONCE: Final = 256
-#: Files of one stream and epoch that may be without a row: one for each commit that was in flight. More
-#: than any setting has, but few enough to hold for a stream of any size.
-_FAILED_MAX: Final = 1024
-_NAME = re.compile(r"[0-9a-f]{2}/([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]+)-([0-9a-f]+)")
+#: Files of one epoch that may be without a row, because their commits were in flight: more than 64 MiB,
+#: which may be in flight by default, can have.
+_FAILED_MAX: Final = 16_384
+_NAME = re.compile(r"([0-9a-f]{8})/([0-9a-f]{8})/([0-9a-f]{3})-([0-9a-f]{16})-([0-9a-f]{16})")
 
 
 class NewFile(NamedTuple):
@@ -60,26 +61,28 @@ class NewFile(NamedTuple):
 
 
 class FileName(NamedTuple):
-    """What the name of a file says."""
+    """What the name of a file says; names sort as these do."""
 
-    stream_id: int
-    last_seq_num: int
     epoch: int
     number: int
+    stream_id: int
+    last_seq_num: int
 
     def __str__(self) -> str:
-        stream_id, last_seq_num, epoch, number = self
-        folder = f"{stream_id & 0xFF:02x}"
-        return f"{folder}/{stream_id:016x}-{last_seq_num:016x}-{epoch:x}-{number:x}"
+        folder = f"{self.epoch:08x}/{self.number >> 12:08x}"
+        return f"{folder}/{self.number & 0xFFF:03x}-{self.stream_id:016x}-{self.last_seq_num:016x}"
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
         """The parts of `name`; None if it is not the name of a chunk file."""
         match = _NAME.fullmatch(name)
-        return cls(*(int(part, 16) for part in match.groups())) if match else None
+        if match is None:
+            return None
+        epoch, folder, rest, stream_id, last_seq_num = (int(part, 16) for part in match.groups())
+        return cls(epoch, folder << 12 | rest, stream_id, last_seq_num)
 
 
-#: Files that may be without a row, in the order of their records.
+#: The newest files of an epoch, in the order in which they were written.
 _Found: TypeAlias = deque[tuple[FileName, BlobMeta]]
 
 
@@ -98,7 +101,7 @@ class ChunkFiles:
 
     def lay_out(self, stream_id: int, stored: Sequence[StoredChunk]) -> tuple[NewFile, list[bytes]]:
         """A file for these chunks of one stream, and the row of each. Runs in any thread."""
-        name = str(FileName(stream_id, stored[-1].last_seq_num, self._epoch, next(self._numbers)))
+        name = str(FileName(self._epoch, next(self._numbers), stream_id, stored[-1].last_seq_num))
         values: list[bytes] = []
         pieces: list[bytes | memoryview] = []
         offset = 0
@@ -158,7 +161,6 @@ class ChunkFiles:
         """
         value = await engine.get(keys.CHUNK_FILES)
         first = rows.decode(value, CounterRow).following if value else 0
-        stream_id, newest = -1, -1
         by_epoch: dict[int, _Found] = {}
         listed = 0
         async for meta in self._blobs.list():
@@ -169,30 +171,22 @@ class ChunkFiles:
             if name is None or name.epoch >= self._epoch:
                 continue
             self.size += meta.size
-            if name.stream_id != stream_id:
-                await self._sweep_stream(engine, by_epoch)
-                stream_id, by_epoch = name.stream_id, {}
             if name.epoch >= first:
                 by_epoch.setdefault(name.epoch, deque(maxlen=_FAILED_MAX)).append((name, meta))
-                newest = max(newest, name.epoch)
-        await self._sweep_stream(engine, by_epoch)
-        if newest < first:
-            return []
-        return [(keys.CHUNK_FILES, rows.encode(CounterRow(newest + 1)))]
-
-    async def _sweep_stream(self, engine: Engine, by_epoch: dict[int, _Found]) -> None:
-        """Delete those files of one stream that have no row.
-
-        Commits take effect in order: of each epoch, only the newest files can be without one. Their
-        names are in the order of their records.
-        """
         for files in by_epoch.values():
-            for name, meta in reversed(files):
-                value = await engine.get(keys.chunk(name.stream_id, name.last_seq_num))
-                if value is not None and _may_name(value, meta.key):
-                    break
-                await self._delete(meta.key)
-                self.size = max(0, self.size - meta.size)
+            await self._sweep_epoch(engine, files)
+        if not by_epoch:
+            return []
+        return [(keys.CHUNK_FILES, rows.encode(CounterRow(max(by_epoch) + 1)))]
+
+    async def _sweep_epoch(self, engine: Engine, files: _Found) -> None:
+        """Delete the files that have no row: the newest ones, because commits take effect in order."""
+        for name, meta in reversed(files):
+            value = await engine.get(keys.chunk(name.stream_id, name.last_seq_num))
+            if value is not None and _may_name(value, meta.key):
+                return
+            await self._delete(meta.key)
+            self.size = max(0, self.size - meta.size)
 
     async def _delete(self, name: str) -> None:
         try:
