@@ -423,3 +423,15 @@ def _held(store: StreamStore) -> dict[str, int] | None:
 def _seen(log: StreamLog | None) -> tuple[object, ...]:
     assert log is not None
     return (log.row, log.durable, log.arrived_at, log.state_row(), log.readable_from)
+
+
+async def test_appends_keep_their_order_while_the_first_creates_their_stream(
+    store: StreamStore, bench: Bench
+) -> None:
+    """However far the creation has come when the next append arrives."""
+    appends = []
+    for number in range(300):
+        appends.append(asyncio.create_task(store.append(BASIN, "new", bodies(str(number)))))
+        await asyncio.sleep(0)
+    acks = await asyncio.gather(*appends)
+    assert [ack.start.seq_num for ack in acks] == list(range(300))
