@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import pytest
 
 from streamfold.errors import (
+    ConditionFailedError,
     FencingTokenMismatchError,
     InvalidError,
     OutcomeUnknownError,
@@ -435,3 +436,21 @@ async def test_appends_keep_their_order_while_the_first_creates_their_stream(
         await asyncio.sleep(0)
     acks = await asyncio.gather(*appends)
     assert [ack.start.seq_num for ack in acks] == list(range(300))
+
+
+async def test_a_refused_append_holds_up_no_later_one(store: StreamStore, bench: Bench) -> None:
+    """It is answered once what it depends on is durable; others need not wait for that."""
+    await store.append(BASIN, "new", bodies("a"))
+    bench.engine.hold()
+    pending = asyncio.create_task(store.append(BASIN, "new", bodies("b")))
+    refused = asyncio.create_task(store.append(BASIN, "new", bodies("c"), match_seq_num=9))
+    later = asyncio.create_task(store.append(BASIN, "new", bodies("d")))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert store.queue.used == 2 * 9  # both wait for storage alone
+    assert not refused.done()
+    bench.engine.resume()
+    acks = await asyncio.gather(pending, later)
+    assert [ack.start.seq_num for ack in acks] == [1, 2]
+    with pytest.raises(ConditionFailedError):
+        await refused

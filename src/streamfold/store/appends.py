@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from streamfold.errors import (
     ConditionFailedError,
@@ -12,6 +13,7 @@ from streamfold.errors import (
     StreamfoldError,
     TermsError,
 )
+from streamfold.model.names import StreamRef
 from streamfold.store.log.admission import AppendRequest, Unrecorded
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.log.stream_log import StreamLog
@@ -20,20 +22,24 @@ from streamfold.store.supervisor import MountedStore, Supervisor
 
 @dataclass(frozen=True, slots=True)
 class Appends:
-    """Accepts appends in the order of the calls."""
+    """Accepts appends to a stream in the order of the calls."""
 
     supervisor: Supervisor
     now: Callable[[], int]
+    #: The last `submit` of each stream that is not decided yet; set once it is. Opening a stream takes
+    #: some steps, after which a later call could find it open.
+    _undecided: dict[StreamRef, asyncio.Event] = field(default_factory=dict)
 
     def try_submit(self, request: AppendRequest) -> asyncio.Future[AppendAck] | None:
         """`submit` for the usual case, without waiting.
 
         Returns None and does nothing if the stream must be opened or created or has a content type, if
-        memory or disk has no room, or if the append would be refused: call `submit` then.
+        an earlier append waits for that, if memory or disk has no room, or if the append would be
+        refused: call `submit` then.
         """
         supervisor = self.supervisor
         mounted = supervisor.current
-        if mounted is None or supervisor.space.full:
+        if mounted is None or supervisor.space.full or request.ref in self._undecided:
             return None
         log = mounted.mount.log_in_memory(request.ref)
         if log is None or log.row.traits is not None:
@@ -61,17 +67,35 @@ class Appends:
     async def submit(self, request: AppendRequest) -> asyncio.Future[AppendAck]:
         """Give the batches their slots in the stream, and return a future for their ack.
 
-        Batches that one caller submits one after the other are appended in that order. This waits
-        for room if too much is unacknowledged, and raises if the append is refused.
+        Batches are appended in the order of the calls. This waits for room if too much is
+        unacknowledged, and raises if the append is refused.
         """
         if not request.only_trims:
             self.supervisor.space.check()
+        earlier, decided = self._undecided.get(request.ref), asyncio.Event()
+        self._undecided[request.ref] = decided
+        try:
+            return await self._submit_after(earlier, decided, request)
+        finally:
+            self._decide(request.ref, decided)
+
+    def _decide(self, ref: StreamRef, decided: asyncio.Event) -> None:
+        decided.set()
+        if self._undecided.get(ref) is decided:
+            del self._undecided[ref]
+
+    async def _submit_after(
+        self, earlier: asyncio.Event | None, decided: asyncio.Event, request: AppendRequest
+    ) -> asyncio.Future[AppendAck]:
         mounted = self.supervisor.current or await self.supervisor.mounted()
         accepted: list[asyncio.Future[AppendAck]] = []
 
         def accept_first(log: StreamLog) -> None:
+            if earlier is not None and not earlier.is_set():
+                return
             if (ack := self._accept_at_once(mounted, log, request)) is not None:
                 accepted.append(ack)
+                self._decide(request.ref, decided)
 
         lease = await mounted.catalog.lease(
             request.ref, request.create_with, on_append=True, first=accept_first
@@ -79,18 +103,28 @@ class Appends:
         with lease as log:
             if accepted:
                 return accepted[0]
+            if earlier is not None:
+                await earlier.wait()
             if request.check is not None and log.row.traits is not None:
                 for batch in request.batches:
                     request.check(log.terms.content_type, batch)
-            ack = await self.accept(mounted, log, request)
+            decide = partial(self._decide, request.ref, decided)
+            ack = await self.accept(mounted, log, request, decide)
         if isinstance(ack, Unrecorded):
             raise AssertionError("an append without a claim has records")
         return ack
 
     async def accept(
-        self, mounted: MountedStore, log: StreamLog, request: AppendRequest
+        self,
+        mounted: MountedStore,
+        log: StreamLog,
+        request: AppendRequest,
+        on_decided: Callable[[], None] = lambda: None,
     ) -> asyncio.Future[AppendAck] | Unrecorded:
-        """Wait for room, then accept the append; the caller has a lease of `log`."""
+        """Wait for room, then accept the append; the caller has a lease of `log`.
+
+        Calls `on_decided` once it is accepted or refused; it raises a refusal when that is durable.
+        """
         admission, metered = self.supervisor.admission, request.metered
         await admission.acquire(metered)
         now = self.now()
@@ -98,12 +132,14 @@ class Appends:
             ack = log.accept(request, now)
         except BaseException as error:
             admission.release(metered)
+            on_decided()
             await settle_refusal(error, mounted, log)
             raise
         if isinstance(ack, Unrecorded):
             admission.release(metered)
         log.renew(now)
         mounted.mount.committer.touch(log)
+        on_decided()
         return ack
 
 
