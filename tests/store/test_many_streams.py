@@ -37,12 +37,14 @@ from streamfold.store import (
     keys,
     rows,
 )
+from streamfold.store import mount as mount_module
 from streamfold.store.engine.engine import Engine, Row
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import StreamRow
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
+from tests.store import durable_streams
 from tests.store.conftest import BASIN, Bench, Clock, bodies
 
 PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
@@ -196,6 +198,40 @@ async def test_appends_to_cold_streams_in_one_turn_are_opened_together(bench: Be
         watched = watch(bench)
         await append_in_turn(store, names)
         assert watched.read_by_callers == [[keys.resume(BASIN, name) for name in names]]
+
+
+async def test_an_append_to_a_cold_stream_waits_for_no_change_of_the_stream(bench: Bench) -> None:
+    async with bench.store(QUIET) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "a", bodies("a"))
+    async with bench.store(QUIET) as store:
+        locks = (await store._supervisor.mounted()).catalog.locks
+        async with locks.hold(BASIN, "a"), asyncio.timeout(30):
+            ack = await store.append(BASIN, "a", bodies("b"))
+        assert ack.end.seq_num == 2
+
+
+@pytest.mark.parametrize("names", [1, 3])
+async def test_a_name_without_a_stream_is_looked_up_again_once_it_has_one(
+    store: StreamStore, monkeypatch: pytest.MonkeyPatch, names: int
+) -> None:
+    monkeypatch.setattr(mount_module, "_MISSING_MAX", 2)
+    lease = mount_of(store).lease
+    for _ in range(2):
+        for number in range(names):
+            with pytest.raises(StreamNotFoundError):
+                await lease(StreamRef.parse(BASIN, f"s-{number}"))
+    for number in range(names):
+        await store.create_stream(BASIN, f"s-{number}")
+        (await lease(StreamRef.parse(BASIN, f"s-{number}"))).release()
+    await store.delete_stream(BASIN, "s-0")
+    await store.upkeep()
+    ref = StreamRef.parse(BASIN, "s-0")
+    with pytest.raises(StreamNotFoundError):
+        await lease(ref)
+    # Streams of the other protocol are written in another way.
+    await durable_streams.create(store, "s-0")
+    (await lease(ref)).release()
 
 
 async def test_appends_that_arrive_while_a_stream_is_created_follow_in_it(

@@ -54,6 +54,8 @@ _CHECKED_AT_ONCE = 32
 _READ_AT_ONCE = 256
 #: Rows of basins in memory: creating a stream needs its basin's.
 _BASINS_MAX = 1000
+#: Names without a stream in memory: who creates one asks twice, before and while it holds the lock.
+_MISSING_MAX = 1000
 #: Stream ids that one commit reserves. A restart skips those that were not assigned.
 _IDS_AT_ONCE = 256
 
@@ -114,6 +116,8 @@ class Mount:
         #: Whether most of the streams that were last read had a ResumeRow: then it is read first.
         self._resumes_likely = resumes_from < engine.epoch
         self._loads: dict[StreamRef, _Load] = {}
+        #: Names that storage has no stream of, until one is written.
+        self._missing: set[StreamRef] = set()
         #: Logs to read in the next turn of the event loop.
         self._wanted: list[StreamRef] = []
         #: Referenced here, because the event loop keeps no reference to them.
@@ -211,6 +215,7 @@ class Mount:
             self.idle.end_change(ref)
         if row is not None:
             self.on_stream_written(ref, row)
+        self._missing.discard(ref)
         if load := self._loads.get(ref):
             load.outdated = True
         log = self._logs.get(ref)
@@ -234,6 +239,7 @@ class Mount:
             with suppress(StreamNotFoundError):
                 (await self.lease(ref)).release()
         load = self._loads[ref] = _Load()
+        self._missing.discard(ref)
         log = self._log_of(ref, row, StateRow(), STREAM_START, row.created_at)
         lease = LogLease(log)
         try:
@@ -255,6 +261,8 @@ class Mount:
         if log := self.log_in_memory(ref):
             return LogLease(log)
         load = self._loads.get(ref)
+        if load is None and ref in self._missing:
+            raise StreamNotFoundError(*ref)
         if load is None:
             load = self._loads[ref] = _Load()
             self._want(ref)
@@ -342,6 +350,10 @@ class Mount:
         if isinstance(found, StreamLog):
             self._logs[ref] = found
             self._count_producers(found)
+        elif isinstance(found, StreamNotFoundError):
+            if len(self._missing) >= _MISSING_MAX:
+                self._missing.clear()
+            self._missing.add(ref)
         waiters, load.waiters = load.waiters, []
         for waiter in waiters:
             if waiter.done():

@@ -239,7 +239,11 @@ class Catalog:
         if create_with is not None and self.mount.log_in_memory(ref) is None:
             basin = await self.mount.basin(ref.basin)
             if basin is not None and _may_create(basin.config, on_append=on_append):
-                return await self._finish_lease(self._open_stream(ref, create_with, first))
+                try:
+                    return await self.mount.lease(ref)  # nearly all exist, and need no task or lock
+                except StreamNotFoundError:
+                    creation = self._open_stream(ref, create_with, first)
+                return await self._finish_lease(creation)
         try:
             return await self.mount.lease(ref)
         except StreamNotFoundError:
