@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from streamfold.errors import (
-    DataCorruptError,
     StoreClosingError,
     StreamfoldError,
     StreamNotFoundError,
 )
 from streamfold.model.names import StreamRef
-from streamfold.model.positions import STREAM_START, StreamPosition
+from streamfold.model.positions import STREAM_START
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Engine, Op, commit_rows, first_row
-from streamfold.store.log import chunks
+from streamfold.store.engine.engine import Engine, Op, commit_rows
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import Committer
-from streamfold.store.log.idle_streams import IdleStreams, resumable
+from streamfold.store.log.idle_streams import IdleStreams
+from streamfold.store.log.log_reader import LogReader
 from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
@@ -35,8 +34,6 @@ from streamfold.store.read.requests import OpenScans
 from streamfold.store.rows import (
     BasinRow,
     CounterRow,
-    ProducerRow,
-    ResumeRow,
     SpaceRow,
     StateRow,
     StoredResume,
@@ -111,10 +108,7 @@ class Mount:
         self._basin_writes = 0
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
         self.idle = IdleStreams(settings.idle_bytes, engine.epoch, self.committer.write)
-        #: The openings of the store whose ResumeRows count.
-        self._resumable = range(resumes_from, engine.epoch + 1)
-        #: Whether most of the streams that were last read had a ResumeRow: then it is read first.
-        self._resumes_likely = resumes_from < engine.epoch
+        self._reader = LogReader(engine, now, self._trim_grace, resumes_from)
         self._loads: dict[StreamRef, _Load] = {}
         #: Names that storage has no stream of, until one is written.
         self._missing: set[StreamRef] = set()
@@ -240,7 +234,7 @@ class Mount:
                 (await self.lease(ref)).release()
         load = self._loads[ref] = _Load()
         self._missing.discard(ref)
-        log = self._log_of(ref, row, StateRow(), STREAM_START, row.created_at)
+        log = self._reader.log_of(ref, row, StateRow(), STREAM_START, row.created_at)
         lease = LogLease(log)
         try:
             first(log)  # before the rows, so that they are committed together
@@ -288,7 +282,7 @@ class Mount:
         idle = self.idle.take(ref)
         if idle is None:
             return None
-        log = self._resumed(ref, idle.row, idle.stored)
+        log = self._reader.resumed(ref, idle.row, idle.stored)
         self._logs[ref] = log
         self._count_producers(log)
         self._shrink(keep=log)
@@ -337,7 +331,7 @@ class Mount:
             await self.idle.written(refs)
             for ref in refs:
                 self._loads[ref].outdated = False
-            for ref, found in zip(refs, await self._read_logs(refs), strict=True):
+            for ref, found in zip(refs, await self._reader.read(refs), strict=True):
                 load = self._loads[ref]
                 if load.outdated:
                     self._want(ref)
@@ -365,94 +359,6 @@ class Mount:
             else:
                 waiter.cancel()
         self._shrink()
-
-    async def _read_logs(self, refs: Sequence[StreamRef]) -> list[StreamLog | Exception]:
-        """The logs of `refs`, or why they cannot be read; each kind of row is read for all at once.
-
-        A ResumeRow is all that a stream needs. A stream that is missing has none either, so it is read
-        first only while most streams that are read have one.
-        """
-        found: dict[StreamRef, StreamLog | Exception] = {}
-        unused: set[StreamRef] = set()
-        try:
-            if self._resumes_likely:
-                found |= await self._read_resumes(refs, unused)
-            others = [ref for ref in refs if ref not in found]
-            wanted = [keys.stream(*ref) for ref in others]
-            values = await self.engine.get_many(wanted) if others else []
-            rows_of = {
-                ref: _stream_row(ref, value) for ref, value in zip(others, values, strict=True)
-            }
-            cold = {ref: row for ref, row in rows_of.items() if isinstance(row, StreamRow)}
-            found |= {ref: error for ref, error in rows_of.items() if isinstance(error, Exception)}
-            if cold and not self._resumes_likely:
-                found |= await self._read_resumes(list(cold), unused)
-                cold = {ref: row for ref, row in cold.items() if ref not in found}
-            states = [keys.state(row.id) for row in cold.values()]
-            values = await self.engine.get_many(states) if cold else []
-        except Exception as error:
-            return [error] * len(refs)
-        resumed = sum(isinstance(log, StreamLog) for log in found.values())
-        self._resumes_likely = resumed > len(refs) // 2
-        reads = [
-            self._read_log(ref, row, state)
-            for (ref, row), state in zip(cold.items(), values, strict=True)
-        ]
-        found |= zip(cold, await _gather(reads), strict=True)
-        for ref in unused:
-            if isinstance(log := found[ref], StreamLog):
-                log.resume_stored = StoredResume.UNUSED
-        return [found[ref] for ref in refs]
-
-    async def _read_resumes(
-        self, refs: Sequence[StreamRef], unused: set[StreamRef]
-    ) -> dict[StreamRef, StreamLog]:
-        """The logs of those of `refs` that have a ResumeRow that counts; adds others to `unused`."""
-        values = await self.engine.get_many([keys.resume(*ref) for ref in refs])
-        found = {}
-        for ref, value in zip(refs, values, strict=True):
-            if value is not None and (row := resumable(value, self._resumable)):
-                found[ref] = self._resumed(ref, row, StoredResume.CURRENT)
-            elif value is not None:
-                unused.add(ref)
-        return found
-
-    async def _read_log(self, ref: StreamRef, row: StreamRow, value: bytes | None) -> StreamLog:
-        state = rows.decode(value, StateRow) if value else StateRow()
-        tail = state.bare_tail
-        arrived_at = max(row.created_at, state.bare_arrived_at)
-        span = keys.chunks_start(row.id), keys.chunks_end(row.id)
-        if found := await first_row(self.engine, *span, descending=True):
-            last = chunks.decode(found[1])
-            tail, arrived_at = last.end, last.arrived_at
-        producers = await self._producers(row.id) if state.producers else None
-        return self._log_of(ref, row, state, tail, arrived_at, producers)
-
-    def _resumed(self, ref: StreamRef, resumed: ResumeRow, stored: StoredResume) -> StreamLog:
-        row, state, arrived_at = resumed.row, resumed.state, resumed.arrived_at
-        log = self._log_of(ref, row, state, resumed.tail, arrived_at, resumed.producers)
-        log.resume_stored = stored
-        return log
-
-    def _log_of(
-        self,
-        ref: StreamRef,
-        row: StreamRow,
-        state: StateRow,
-        tail: StreamPosition,
-        arrived_at: int,
-        producers: dict[str, ProducerRow] | None = None,
-    ) -> StreamLog:
-        grace = self._trim_grace
-        return StreamLog(ref, row, state, tail, arrived_at, self.now, producers, grace)
-
-    async def _producers(self, stream_id: int) -> dict[str, ProducerRow]:
-        found = {}
-        async with aclosing(self.engine.scan(*keys.producers_span(stream_id), first=100)) as pages:
-            async for page in pages:
-                for key, value in page:
-                    found[keys.producer_id(key)] = rows.decode(value, ProducerRow)
-        return found
 
     def _shrink(self, keep: StreamLog | None = None) -> None:
         """Drop idle logs, of those that were used longest ago, while there are too many.
@@ -494,22 +400,3 @@ class Mount:
         self.on_appended(shares)
         if self._producer_total > _PRODUCERS_MAX:
             self._shrink()
-
-
-def _stream_row(ref: StreamRef, value: bytes | None) -> StreamRow | Exception:
-    if value is None:
-        return StreamNotFoundError(*ref)
-    try:
-        return rows.decode(value, StreamRow)
-    except DataCorruptError as error:
-        return error
-
-
-async def _gather(reads: Sequence[Coroutine[Any, Any, StreamLog]]) -> list[StreamLog | Exception]:
-    """The results of `reads`, which run at the same time, or why they failed."""
-    found: list[StreamLog | Exception] = []
-    for result in await asyncio.gather(*reads, return_exceptions=True):
-        if not isinstance(result, StreamLog | Exception):
-            raise result
-        found.append(result)
-    return found
