@@ -72,10 +72,16 @@ class Share(msgspec.Struct, frozen=True, eq=False):
         """
         log = self.log
         cipher = log.row.cipher
+        if cipher is None and len(self.batches) == 1:
+            chunk = self.batches[0].chunk
+            if len(chunk.payload) < files.write_from:
+                # The same as below, in fewer steps: with many streams, each has one small batch.
+                self.chunks.append(chunk)
+                value = chunks.encode(chunk).row
+                self.stored_bytes.append(len(value))
+                return [(keys.chunk(log.id, chunk.last_seq_num), value), *self.rows], None
         if cipher is not None:
             built = _seal(self.batches, log.id, cipher)
-        elif len(self.batches) == 1:
-            built = [self.batches[0].chunk]  # with many streams, each has one small batch
         else:
             built = chunks.merge([accepted.chunk for accepted in self.batches])
         self.chunks.extend(built)
