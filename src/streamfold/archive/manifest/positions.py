@@ -81,7 +81,7 @@ class LsnOrder:
         rank = self.rank(position)
         if rank < 0:
             raise PositionInvalidError(
-                "an empty position has no place among the names of files: begin at 0/0"
+                "an empty position cannot be part of a file name: begin at 0/0"
             )
         return f"{rank >> 32:08X}_{rank & 0xFFFFFFFF:08X}"
 

@@ -302,9 +302,7 @@ def serve(
         _warn(sentence)
     for folder in tables:
         if "://" not in folder and not Path(folder).is_dir():
-            _warn(
-                f"--tables {folder}: there is no such folder yet; the console shows what comes there"
-            )
+            _warn(f"--tables {folder}: there is no such folder yet; the console looks again")
     os.umask(_UMASK)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -130,8 +130,8 @@ def encode(chunk: Chunk) -> StoredChunk:
 
 def reference(header: bytes, part: FilePart) -> bytes:
     """The row of a chunk whose payload is in a file."""
-    place = _PART.pack(part.offset, part.size, part.checksum, part.last)
-    return bytes((_IN_FILE,)) + header[1:] + place + part.file.encode()
+    where = _PART.pack(part.offset, part.size, part.checksum, part.last)
+    return bytes((_IN_FILE,)) + header[1:] + where + part.file.encode()
 
 
 def seal(chunk: Chunk, stream_id: int, sealing: Sealing, key: SealingKey) -> Chunk:
@@ -219,12 +219,12 @@ def decode(value: bytes) -> Chunk:
     )
 
 
-def _decode_part(place: memoryview) -> FilePart:
-    if len(place) <= _PART.size:
-        raise DataCorruptError(f"a stored chunk names no file: it has {len(place)} bytes for that")
-    offset, size, checksum, last = _PART.unpack_from(place)
+def _decode_part(stored: memoryview) -> FilePart:
+    if len(stored) <= _PART.size:
+        raise DataCorruptError(f"a stored chunk names no file: it has {len(stored)} bytes for that")
+    offset, size, checksum, last = _PART.unpack_from(stored)
     try:
-        name = str(place[_PART.size :], "ascii")
+        name = str(stored[_PART.size :], "ascii")
     except UnicodeDecodeError as error:
         raise DataCorruptError(f"a stored chunk names no file: {error}") from error
     return FilePart(name, offset, size, checksum, bool(last))
