@@ -1,4 +1,4 @@
-"""Measures how a store, followers and snapshots cost as there are more of them.
+"""Measures what records, followers, snapshots and rows of a table cost as there are more of them.
 
     python -m bench.growth            1, 10 and 100 times as many of each
     python -m bench.growth --quick    a hundredth of that, to see it run
@@ -20,10 +20,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from bench.bodies import noise
 from bench.store import BASIN, MIB, warm_kernels
+from bench.subjects import be_subject, measure
+from bench.table_archives import write_archive
+from streamfold import archive
 from streamfold.blob import open_blob_store
 from streamfold.follow import external
 from streamfold.model.records import BATCH_RECORDS_MAX, Record
@@ -43,6 +47,8 @@ APPENDS = 300
 DELIVERED = 200
 #: Bytes of a snapshot, and how often the newest is looked up.
 SNAPSHOT, LOOKS = 1024, 20
+#: Rows of a table that share a bucket, and of how many rows one changes.
+BUCKET_ROWS, CHANGED = 250_000, 100
 #: What one size of a case came to.
 Found = dict[str, float]
 
@@ -140,12 +146,37 @@ async def snapshots(count: int, folder: Path) -> Found:
     return {"look for the newest, ms": (time.perf_counter() - began) / LOOKS * 1000}
 
 
+async def rows(count: int, folder: Path) -> Found:
+    """A table of so many rows in files: a new base after changes in all buckets, and a reader."""
+    buckets = 1 << (count // BUCKET_ROWS - 1).bit_length()
+    await write_archive(folder, count, [np.arange(0, count, CHANGED)], buckets=buckets)
+    read = await asyncio.to_thread(measure, "bench.growth", "--read", str(folder))
+    rebased = await asyncio.to_thread(measure, "bench.rebase", "--subject", str(folder))
+    return {
+        "new base, µs per row": rebased["seconds"] / count * 1e6,
+        "new base, memory at most, MiB": rebased["peak_mib"],
+        "read of all rows, µs per row": read["seconds"] / count * 1e6,
+        "read of all rows, memory at most, MiB": read["peak_mib"],
+    }
+
+
+def read_table(folder: Path) -> dict[str, Any]:
+    """Read the table at its head, batch by batch."""
+
+    async def read() -> int:
+        opened = await archive.open(folder.as_uri())
+        return sum([batch.num_rows async for batch in opened.batches()])
+
+    return {"rows": asyncio.run(read())}
+
+
 Case = Callable[[int, Path], Coroutine[Any, Any, Found]]
 #: What grows, its first size, and what is measured.
 CASES: dict[str, tuple[int, Case]] = {
     "records": (1_000_000, records),
     "followers": (10, followers),
     "snapshots": (100, snapshots),
+    "rows": (1_000_000, rows),
 }
 
 
@@ -167,7 +198,11 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes; nothing is kept")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.read:
+        be_subject(lambda: read_table(options.read))
+        return
     if options.alone:
         case, size = options.alone
         print(json.dumps(measure_here(case, int(size))))
@@ -177,8 +212,8 @@ def main() -> None:
         for times in (1, 10) if options.quick else (1, 10, 100):
             size = first * times // (100 if options.quick and first >= 100 else 1)
             found.setdefault(case, []).append((size, _in_a_child(case, size)))
-            for measure, value in found[case][-1][1].items():
-                print(f"{size:>12,} {case:10} {measure:50} {value:12.3f}", flush=True)
+            for what, value in found[case][-1][1].items():
+                print(f"{size:>12,} {case:10} {what:50} {value:12.3f}", flush=True)
     if not options.quick:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1))

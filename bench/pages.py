@@ -184,6 +184,25 @@ def disk_space(found: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def aged(found: dict[str, Any]) -> list[Row]:
+    """A store after an hour of appends, trims and deletions, beside a new one, in turns."""
+    rows = []
+    for what in found["new"][0]:
+        name, _, unit = what.rpartition(", ")
+        samples = [
+            Sample(subject, [one[what] for one in found[kind]])
+            for subject, kind in ((OURS, "aged"), ("new store", "new"))
+        ]
+        rows.append(Row(name, unit, samples, more=False))
+    after = found["after"]
+    rows += [
+        pair("appended before", "MiB", after["appended_mib"], {}, more=True),
+        pair("bytes on disk per live byte", "x", after["disk_per_live_byte"], {}, more=False),
+        pair("files", "", after["files"], {}, more=False),
+    ]
+    return rows
+
+
 def over_http(found: dict[str, Any]) -> list[Row]:
     """The server beside the same store in the process that measures, by their processor time."""
     rows = []
@@ -235,7 +254,7 @@ def published(found: dict[str, float]) -> list[Row]:
 
 
 def growth(found: dict[str, list[tuple[int, dict[str, float]]]]) -> list[Row]:
-    """Ten and a hundred times as many records, followers and snapshots, beside the first number."""
+    """Ten and a hundred times as many records, followers, snapshots and rows of a table."""
     rows = []
     for case, sizes in found.items():
         _, first = sizes[0]
@@ -308,6 +327,7 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "postgres": ("From PostgreSQL", postgres),
     "publish": ("From a commit in PostgreSQL to a committed diff", published),
     "space": ("Space on disk", disk_space),
+    "aged": ("A store after an hour of writing", aged),
     "http": ("What the server adds to the store", over_http),
     "weight": ("The snapshotter's weight", snapshotter_weight),
     "spark_source": ("Reading streams into Spark", spark_source),

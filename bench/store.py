@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from bench.bodies import noise
 from streamfold.model.records import Record
 from streamfold.records import warm_up
 from streamfold.records.batch import RecordBatch
@@ -96,22 +97,24 @@ async def measure_acks(
     }
 
 
-async def measure_throughput(store: StreamStore, mebibytes: int) -> dict[str, float]:
+async def measure_throughput(
+    store: StreamStore, mebibytes: int, stream: str = "bulk"
+) -> dict[str, float]:
     """Full batches of 1 KiB records by 8 writers to one stream; then a catch-up read of them all."""
-    await store.ensure_stream(BASIN, "bulk")
-    batch = RecordBatch.of([Record(b"x" * 1000)] * 1000)
+    await store.ensure_stream(BASIN, stream)
+    batch = RecordBatch.of([Record(noise(1000, number)) for number in range(1000)])
     rounds = mebibytes * MIB // (8 * batch.metered)
 
     async def write() -> None:
         for _ in range(rounds):
-            await store.append(BASIN, "bulk", batch)
+            await store.append(BASIN, stream, batch)
 
     began = time.perf_counter()
     await asyncio.gather(*(write() for _ in range(8)))
     written = rounds * 8 * batch.metered / MIB
     appended = time.perf_counter() - began
     began = time.perf_counter()
-    read = await catch_up(store, "bulk")
+    read = await catch_up(store, stream)
     return {
         "append_mib_per_s": written / appended,
         "catch_up_mib_per_s": read / MIB / (time.perf_counter() - began),
