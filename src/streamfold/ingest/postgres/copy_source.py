@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SnapshotLostError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
-from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
+from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.libpq import CopyConnection
 from streamfold.ingest.postgres.pgoutput import Row
+from streamfold.ingest.postgres.slot import creating
 
 if TYPE_CHECKING:
     # Only for types: at run time this would load the compiler.
@@ -65,7 +66,7 @@ async def exported_snapshot(database: Database) -> AsyncIterator[Snapshot]:
             return Snapshot(str(lsn), str(snapshot))
 
     try:
-        yield await interruptible(connection, export)
+        yield await creating(database, connection, export)
     finally:
         connection.close()
 

@@ -37,7 +37,7 @@ from streamfold.ingest.postgres.catalog import (
     is_replaced,
     shape,
 )
-from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
+from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.copy_source import exported_snapshot
 from streamfold.ingest.postgres.encoding.rows import opening
@@ -48,6 +48,7 @@ from streamfold.ingest.postgres.publication import ensure_publication, is_same_m
 from streamfold.ingest.postgres.slot import (
     Slot,
     create_slot,
+    creating,
     current_lsn,
     drop_slot,
     find_slot,
@@ -284,7 +285,7 @@ class PostgresIngest:
                 return create_slot(cursor, self._options.slot)
 
         try:
-            return await interruptible(connection, create)
+            return await creating(self._database, connection, create)
         finally:
             connection.close()
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from streamfold.ingest.postgres.connection import Database, named_failures
+from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
+from streamfold.ingest.postgres.connection import Database, interruptible, named_failures
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: The first version whose replicas can take over logical slots.
 VERSION_FAILOVER: Final = 170_000
+#: Seconds after which the log names the transactions that a slot waits for, and between two such lines.
+_TELL_AFTER, _TELL_EVERY = 3.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,44 @@ def create_slot(cursor: Any, name: str) -> Lsn:
     newer = cursor.connection.server_version >= VERSION_FAILOVER
     cursor.execute(_CREATE_FOR_FAILOVER if newer else _CREATE, (name,))
     return parse_lsn(cursor.fetchone()[0])
+
+
+async def creating(database: Database, connection: Any, create: Callable[[], T]) -> T:
+    """Run `create`, which creates a slot on the connection.
+
+    PostgreSQL waits until the transactions that are open have ended; the log says which.
+    """
+    telling = asyncio.create_task(_tell_blockers(database, connection.info.backend_pid))
+    try:
+        return await interruptible(connection, create)
+    finally:
+        telling.cancel()
+
+
+async def _tell_blockers(database: Database, waiting: int) -> None:
+    """Name the processes that hold up the process `waiting`, now and then."""
+
+    def blockers() -> list[int]:
+        with database.query() as cursor:
+            cursor.execute("SELECT pg_blocking_pids(%s)", (waiting,))
+            return sorted(set(cursor.fetchone()[0]))
+
+    await asyncio.sleep(_TELL_AFTER)
+    while True:
+        try:
+            found = await asyncio.to_thread(blockers)
+        except (SourceUnavailableError, SourceUnusableError) as error:
+            logger.warning("cannot ask which transactions a replication slot waits for: %s", error)
+            found = []
+        if found:
+            # Process 0 stands for a prepared transaction.
+            names = [f"process {pid}" if pid else "a prepared transaction" for pid in found]
+            logger.warning(
+                "PostgreSQL creates a replication slot when the transactions that are open have ended; "
+                "it waits for %s: see pg_stat_activity and pg_prepared_xacts",
+                ", ".join(names),
+            )
+        await asyncio.sleep(_TELL_EVERY if found else _TELL_AFTER)
 
 
 def has_slots(cursor: Any) -> bool:
