@@ -39,7 +39,7 @@ prove: $(READY) ## Run the long proofs: crash test, random state machine, attack
 	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/store/engine/test_power_cut.py tests/store/test_writer_fencing.py tests/follow/test_interleavings.py tests/spark/snapshotter/test_kills.py tests/cli/test_exit_status.py tests/server/http/test_unread_answers.py tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py tests/server/test_loop_lag.py tests/server/test_fuzz.py tests/ingest/test_kills.py tests/ingest/test_large_transactions.py tests/ingest/test_failover.py tests/ingest/test_faults.py tests/ingest/test_publish.py tests/server/console/test_records.py
 	$(BIN)/pytest tests/interop/prove_laredo.py # LAREDO_SOURCE=CHECKOUT where Go's proxy does not have Laredo
 
-bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-lite=URL'); writes docs/benchmarks/
+bench: $(READY) ## Measure everything for three hours, beside something named (PEERS='--peer s2-lite=URL'); writes docs/benchmarks/
 	$(BIN)/python -m bench.machine
 	$(BIN)/python -m bench.compare $(PEERS)
 	$(BIN)/python -m bench.store
@@ -61,6 +61,7 @@ bench: $(READY) ## Measure everything, beside something named (PEERS='--peer s2-
 	$(BIN)/python -m bench.postgres
 	$(BIN)/python -m bench.publish
 	$(BIN)/python -m bench.console
+	$(BIN)/python -m bench.aged
 	$(BIN)/python -m bench.pages
 
 docs: $(READY) ## Build the documentation site into site/; fails on any warning
