@@ -25,15 +25,17 @@ from streamfold.store.rows import Segment
 _EAGER_FROM = 8 << 20
 #: Metered bytes of a compressed chunk from which a thread decompresses it, at 1 ms per MiB.
 _THREAD_FROM = 256 << 10
-#: Metered bytes of chunks that are read from their file at once.
-_LOAD_BYTES = 1 << 20
+#: Metered bytes of chunks that are read from their file at once, and how many such reads are under way
+#: ahead of one that is waited for: one core decompresses as fast as another sends.
+_LOAD_BYTES, _LOADS_AHEAD = 1 << 20, 2
 
 
 class Cursor:
     """A position in a stream, with about 1 MiB of what follows read ahead.
 
-    It holds no more than that however slow its caller is, and less when many others read: it finds
-    newer records in memory if they are recent, else in storage.
+    The few that read fast (`OpenScans.room_for_eager`) have 3 MiB. A cursor holds no more than that
+    however slow its caller is, and less when many others read: it finds newer records in memory if they
+    are recent, else in storage.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class Cursor:
         self._fetched = 0
         #: Closes the scan that `give_up` dropped.
         self._closing: asyncio.Future[None] | None = None
-        #: Chunks that are being read from their file although nobody asked for them yet.
-        self._loading: tuple[list[Chunk], asyncio.Task[list[Chunk]]] | None = None
+        #: Chunks that are being read from their files although nobody asked for them yet, in order.
+        self._loading: deque[tuple[list[Chunk], asyncio.Task[list[Chunk]]]] = deque()
 
     @property
     def at_tail(self) -> bool:
@@ -214,33 +216,41 @@ class Cursor:
 
     async def _load_first(self) -> None:
         """Read the first chunks ahead from their file, and keep them as `_unpack_first` does."""
-        loading, self._loading = self._loading, None
-        if loading is not None and loading[0][0] is not self._ahead[0]:
-            _discard(loading[1])
-            loading = None
-        run = self._next_run() if loading is None else loading[0]
+        if self._loading and self._loading[0][0][0] is not self._ahead[0]:
+            self._stop_loading()
+        run, loading = self._loading.popleft() if self._loading else (self._run_from(0), None)
         for _ in run:
             self._ahead.popleft()
+        if self._fetched >= _EAGER_FROM and self._mount.scans.room_for_eager:
+            self._load_ahead()
         loaded = run
         try:
-            loaded = await (self._mount.files.read(run) if loading is None else loading[1])
+            loaded = await (loading or self._mount.files.read(run))
         except BlobNotFoundError:
             self._log.check_alive()  # a deleted stream's files go, too
             if run[-1].last_seq_num >= self._log.readable_from:
                 raise missing(run[-1]) from None
             loaded = []  # they were trimmed and deleted meanwhile
         finally:
-            if self._eager and self._ahead and self._ahead[0].in_file:
-                following = self._next_run()
-                self._loading = following, asyncio.create_task(self._mount.files.read(following))
             self._ahead.extendleft(reversed(loaded))
-        held = sum(len(chunk.payload) for chunk in self._ahead) + _LOAD_BYTES
+        self._fetched += sum(chunk.metered for chunk in loaded)
+        held = sum(len(chunk.payload) for chunk in self._ahead) + _LOADS_AHEAD * _LOAD_BYTES
         self._mount.scans.hold(self, self._eager, held)
 
-    def _next_run(self) -> list[Chunk]:
-        """The first chunks ahead that can be read at once: neighbours in one file."""
-        run, metered = [self._ahead[0]], self._ahead[0].metered
-        for chunk in islice(self._ahead, 1, None):
+    def _load_ahead(self) -> None:
+        """Begin to read the chunks that follow those that are being read."""
+        first = sum(len(run) for run, _ in self._loading)
+        while len(self._loading) < _LOADS_AHEAD and first < len(self._ahead):
+            if not self._ahead[first].in_file:
+                break
+            run = self._run_from(first)
+            self._loading.append((run, asyncio.create_task(self._mount.files.read(run))))
+            first += len(run)
+
+    def _run_from(self, first: int) -> list[Chunk]:
+        """The chunks ahead from `first` on that can be read at once: neighbours in one file."""
+        run, metered = [self._ahead[first]], self._ahead[first].metered
+        for chunk in islice(self._ahead, first + 1, None):
             metered += chunk.metered
             if chunk.part.file != run[0].part.file or metered > _LOAD_BYTES:
                 break
@@ -248,9 +258,8 @@ class Cursor:
         return run
 
     def _stop_loading(self) -> None:
-        if self._loading is not None:
-            _discard(self._loading[1])
-            self._loading = None
+        while self._loading:
+            _discard(self._loading.pop()[1])
 
     def _check_no_hole(self, chunk: Chunk) -> None:
         """Raise if records before `chunk` are missing: only trimmed ones may be."""
@@ -295,7 +304,7 @@ class Cursor:
             parts = [chunks.decode(value) for _, value in page]
             limit = durable if segment is None else segment.end
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
-            self._fetched += sum(len(part.payload) + part.part.size for part in parts)
+            self._fetched += sum(len(part.payload) for part in parts)
             return
         await self._end_scan()
         if fresh and self.seq_num >= self._log.readable_from:
