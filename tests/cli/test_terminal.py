@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -130,3 +132,20 @@ def test_a_verb_that_succeeds_loads_neither_what_explains_failures_nor_what_othe
         [sys.executable, "-c", script], env=shell.environment, capture_output=True, check=True
     )
     assert done.stdout.splitlines()[-1] == b"[]"
+
+
+def test_one_interrupt_ends_a_question_and_removes_nothing(shell: Shell, stream_uri: str) -> None:
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "delete-stream", stream_uri],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=shell.environment,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(terminal, 1 << 16)
+    time.sleep(1)  # it reads the answer: a signal just before that would wait for a key
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    os.close(terminal)
+    shell.ok("check-tail", stream_uri)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -187,5 +188,11 @@ def confirm(removal: str, *, yes: bool) -> None:
             f"this would {removal}, and there is no terminal to ask at: give --yes to do it",
             ExitStatus.USAGE,
         )
-    if not click.confirm(f"This will {removal}. Continue?", err=True):
+    # The handler of asyncio only cancels the task, which cannot end while the prompt waits.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        confirmed = click.confirm(f"This will {removal}. Continue?", err=True)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if not confirmed:
         raise VerbFailedError("declined", "nothing was removed: the answer was no")
