@@ -91,6 +91,14 @@ def test_columns_are_aligned_and_cells_inert() -> None:
     assert inert("tab\tnew\nline") == "tab\\u0009new\\u000aline"
 
 
+def test_a_cell_that_is_too_long_for_the_line_moves_no_other_line() -> None:
+    rows = [("short", "today"), ("long" * 10, "today"), ("middle", "")]
+    assert aligned(rows, ("name", "created"), room=30) == [
+        "name    created", "short   today", "long" * 10 + "  today", "middle",
+    ]  # fmt: skip
+    assert aligned([("long" * 10, "today")], room=30) == ["long" * 10 + "  today"]
+
+
 def test_a_long_append_draws_a_bar_at_a_terminal(
     shell: Shell, stream_uri: str, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -100,7 +101,7 @@ class Table:
         """Print what is left."""
         if not self._rows:
             return
-        lines = aligned(self._rows, self._headings)
+        lines = aligned(self._rows, self._headings, room=shutil.get_terminal_size().columns)
         heading, lines = (lines[:1], lines[1:]) if self._headings else ([], lines)
         shown = [
             styled(line, "warning") if cells[-1] else line

@@ -66,15 +66,19 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def aligned(
-    rows: Iterable[Sequence[str]], headings: Sequence[str] = (), right: Iterable[int] = ()
+    rows: Iterable[Sequence[str]],
+    headings: Sequence[str] = (),
+    right: Iterable[int] = (),
+    room: int | None = None,
 ) -> list[str]:
     """Return rows as lines with columns of equal width, below their headings in bold.
 
-    `right`: columns of numbers.
+    `right`: columns of numbers. `room`: characters of a line; cells that are too long for it move
+    what follows them in their own line alone.
     """
     cells = [[inert(cell) for cell in row] for row in rows]
     every = [list(headings), *cells] if headings else cells
-    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    widths = _widths(list(zip(*every, strict=True)), room)
     numbers = frozenset(right)
 
     def line(row: Sequence[str]) -> str:
@@ -86,3 +90,14 @@ def aligned(
 
     lines = [styled(line(headings), "heading")] if headings else []
     return lines + [line(row) for row in cells]
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int | None) -> list[int]:
+    """The width of each column: of its longest cell, or of the longest with which lines fit."""
+    lengths = [sorted({len(cell) for cell in column}) for column in columns]
+    while room is not None and sum(each[-1] + 2 for each in lengths) - 2 > room:
+        widest = max(lengths, key=lambda each: each[-1])
+        if len(widest) == 1:
+            break
+        widest.pop()
+    return [each[-1] for each in lengths]
