@@ -105,7 +105,7 @@ def test_a_server_that_goes_away_is_shown_and_waited_for_until_q_is_pressed() ->
         with _serving(before):
             _await(terminal, "storage is full", without="trying again")
         os.write(terminal, b"q")
-        _await(terminal, "\x1b[?1049l")
+        _await(terminal, "\x1b[?7h\x1b[?25h\x1b[?1049l")  # wrapping, the cursor, the first screen
         assert process.wait(timeout=_TIMEOUT) == 0
     finally:
         process.kill()

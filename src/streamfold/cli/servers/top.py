@@ -34,8 +34,9 @@ _BELOW = 4
 _KEYS = 64
 #: To the top left, each line cleared as it is written, the rest of the screen after the last.
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
-#: The terminal's second screen, without a cursor: the first one returns as it was.
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+#: The terminal's second screen, without a cursor, where long lines are cut instead of wrapped: a
+#: narrow window would scroll. The first screen returns as it was.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 
 @click.command()
