@@ -77,7 +77,7 @@ def test_what_drifted_is_shown_and_returns_to_what_the_file_says(
     shell.ok("reconfigure-stream", "drifting-basin/plain", "--retention-policy", "1d")
     compared = shell("diff", "-", stdin=content)
     assert compared.text == (
-        "~ stream drifting-basin/plain  would be updated\n    retention_policy: 86400 -> infinite\n"
+        "~ stream drifting-basin/plain  would be updated\n    retention_policy: 1d -> infinite\n"
     )
     (changed,) = [
         one for one in shell.ok("apply", "-", "--json", stdin=content).objects if one["changes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from streamfold.model.resource_spec import (
     parse_resource_spec,
     read_resource_spec,
 )
+from streamfold.model.units import duration_text
 from streamfold.wire.s2.resources import BasinConfigJson, StreamConfigJson
 
 if TYPE_CHECKING:
@@ -248,4 +250,6 @@ def _show(output: Output, change: ResourceChange, *, applied: bool) -> None:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int):  # all numbers of a configuration are durations in seconds
+        return duration_text(timedelta(seconds=value))
     return "-" if value is None else str(value)
