@@ -147,7 +147,9 @@ class ProgressBar:
         # Here, because only verbs that draw a bar need the package.
         from streamfold.follow.restore.progress import draw_bar
 
-        draw_bar(sys.stderr, self.label, self._done, self.total, self.unit)
+        # A total may be too small: a file whose last line has no newline is a byte shorter.
+        done = min(self._done, self.total) if self.total else self._done
+        draw_bar(sys.stderr, self.label, done, self.total, self.unit)
 
 
 async def output_closed() -> None:

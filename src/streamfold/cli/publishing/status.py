@@ -40,7 +40,8 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
         return cls(found.at, found.position, found.rows, found.size_bytes)
 
     def __str__(self) -> str:
-        return f"{self.at[11:19]}Z ({self.rows} rows, {approximate_size(self.bytes)})"
+        rows = f"{self.rows} row" if self.rows == 1 else f"{self.rows} rows"
+        return f"{self.at[11:19]}Z ({rows}, {approximate_size(self.bytes)})"
 
 
 class PublishedTable(msgspec.Struct, frozen=True):
