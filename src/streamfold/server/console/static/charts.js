@@ -36,7 +36,7 @@ const BOTTOM = 22;
 export function BarPlot({ points, start, end, step, format, formatTime, label, binary }) {
   const [element, whole] = useWidth();
   const top = niceTop(Math.max(...points.map(([, value]) => value), 0), binary);
-  const width = (whole - LEFT) / Math.max(1, Math.ceil((end - start) / step));
+  const width = ((whole - LEFT) * step) / (end - start);
   const x = (at) => LEFT + ((at - start) / (end - start)) * (whole - LEFT);
   const y = (value) => 8 + (1 - value / top) * (PLOT_HEIGHT - BOTTOM - 8);
   const marks = [0, 0.5, 1].map((share) => share * top);
@@ -64,10 +64,10 @@ function useWidth() {
   return [element, width];
 }
 
-/** A round number from which the axis can start down: of powers of two for bytes. */
+/** A round number for the top of the axis, whose half is round too: a power of two for bytes, an even count otherwise. */
 function niceTop(value, binary) {
-  if (value <= 0) return binary ? 1024 : 1;
+  if (value <= 0) return binary ? 1024 : 2;
   if (binary) return 2 ** Math.ceil(Math.log2(value));
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
+  return Math.max(2, [1, 2, 4, 6, 10].map((step) => step * power).find((step) => step >= value));
 }

@@ -16,9 +16,10 @@ const BARS = 120;
 /** Milliseconds between readings. */
 const INTERVAL = 30_000;
 
+/** Sets with their titles, and the seconds between points where they are more than a minute. */
 const BASIN_SETS = [
   ["append-throughput", "Bytes appended"], ["append-ops", "Batches appended"], ["read-throughput", "Bytes read"],
-  ["read-ops", "Reads"], ["basin-ops", "Other operations"], ["storage", "Stored"],
+  ["read-ops", "Reads"], ["basin-ops", "Other operations"], ["storage", "Stored", HOUR],
 ];
 const SETS = { account: [["account-ops", "Operations on basins and tokens"]], basin: BASIN_SETS, stream: [["storage", "Stored"]] };
 
@@ -35,14 +36,14 @@ function gather(values, step) {
   });
 }
 
-function Plot({ path, set, title, span }) {
+function Plot({ path, set, title, finest, span }) {
   const [, seconds, wished] = SPANS[span];
   const load = async () => {
     const end = Math.floor(Date.now() / 1000) + 1; // a minute that has just begun has the newest reading
     const start = end - seconds;
     const interval = set === "storage" ? {} : { interval: wished };
     const { values } = await getJson(`${path}?${new URLSearchParams({ set, start, end, ...interval })}`);
-    const step = Math.max(STEPS[wished], Math.ceil(seconds / BARS / 60) * 60);
+    const step = Math.max(STEPS[wished], finest, Math.ceil(seconds / BARS / 60) * 60);
     return { series: gather(values, step), start: Math.floor(start / step) * step, end, step };
   };
   const { value, error, reload } = useLoaded(load, [path, set, span]);
@@ -70,5 +71,5 @@ export function Usage({ basin, stream }) {
   const level = stream !== undefined ? "stream" : basin !== undefined ? "basin" : "account";
   const path = ["v1/metrics", ...[basin, stream].filter((name) => name !== undefined).map(encodeURIComponent)].join("/");
   return html`<div><${Choice} label="Time span" value=${span} onChange=${setSpan} options=${Object.entries(SPANS).map(([id, [text]]) => [id, text])} /></div>
-    <div class="plots">${SETS[level].map(([set, title]) => html`<${Plot} key=${set} path=${path} set=${set} title=${title} span=${span} />`)}</div>`;
+    <div class="plots">${SETS[level].map(([set, title, finest = 60]) => html`<${Plot} key=${set} path=${path} set=${set} title=${title} finest=${finest} span=${span} />`)}</div>`;
 }
