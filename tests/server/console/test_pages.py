@@ -290,6 +290,19 @@ def test_the_overview_leads_to_the_busiest_streams(server: ConsoleServer, page: 
     expect(page.get_by_role("heading", level=1)).to_have_text(name)
 
 
+def test_the_overview_does_not_claim_that_a_server_works_which_is_away(
+    tmp_path: Path, page: Page
+) -> None:
+    with ConsoleServer(tmp_path) as server:
+        page.goto(f"{server.url}/console/")
+        expect(page.get_by_role("heading", name="Everything works")).to_be_visible()
+        server.stop()
+        expect(page.get_by_role("heading", name="Something needs attention")).to_be_visible()
+        expect(page.get_by_text("The server does not answer.")).to_be_visible()
+        server.start()
+        expect(page.get_by_role("heading", name="Everything works")).to_be_visible()
+
+
 def test_what_does_not_exist_is_said_once(server: ConsoleServer, page: Page) -> None:
     for parts in ((BASIN, "not-there"), ("not-there-basin",)):
         page.goto(server.page("basins", *parts))

@@ -6,7 +6,7 @@ import { Sparkline } from "../charts.js";
 import { bytes, latency, number, plural, short } from "../format.js";
 import { parseMetrics, quantile, sample } from "../metrics.js";
 import { link } from "../routes.js";
-import { Notice, useInterval, useLoaded } from "../widgets.js";
+import { Notice, useConnection, useInterval, useLoaded } from "../widgets.js";
 import { Usage } from "./usage.js";
 
 /** Milliseconds between readings, and how many are shown: four minutes. */
@@ -127,7 +127,8 @@ export function OverviewPage() {
   const location = useLoaded(() => getJson("v1/locations/default"), []);
   const latest = points.at(-1) ?? (now && gauges(now));
   const of = (name) => points.map((one) => one[name]);
-  const wrong = problems(now, latest, readiness);
+  const { online } = useConnection();
+  const wrong = online ? problems(now, latest, readiness) : [["bad", "The server does not answer. What is shown is what it said last."]];
   const worst = wrong.some(([kind]) => kind === "bad") ? "bad" : wrong.length ? "warn" : "";
   const value = (name, format) => (latest && latest[name] !== undefined ? format(latest[name]) : "–");
   const free = sample(now, "streamfold_storage_free_bytes");
