@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
@@ -79,6 +80,25 @@ def test_a_link_opens_the_record_that_it_names(server: ConsoleServer, page: Page
     page.goto(server.page("basins", BASIN, stream, query="?seq=250"))
     expect(page.get_by_role("complementary", name="Record 250")).to_be_visible()
     expect(rows(page).filter(has_text="number 250.")).to_be_visible()
+
+
+def test_a_link_to_a_trimmed_record_says_so_and_shows_the_oldest(
+    tmp_path: Path, page: Page
+) -> None:
+    with ConsoleServer(tmp_path, ["--trim-grace", "0"]) as server:
+        server.create(BASIN)
+        stream = filled(server, "trimmed", 30)
+        trim = {"headers": [["", "trim"]], "body": "\x00" * 7 + "\x14"}
+        path, named = f"/v1/streams/{stream}/records", {"s2-basin": BASIN}
+        server.http.post(path, json={"records": [trim]}, headers=named).raise_for_status()
+        page.goto(server.page("basins", BASIN, stream, query="?seq=5"))
+        expect(page.get_by_role("alert")).to_have_text(
+            "Record 5 was trimmed: the oldest record is 20."
+        )
+        expect(rows(page).first).to_contain_text("number 20.")
+        page.get_by_label("Filter records").fill("number")
+        expect(page.get_by_role("status").filter(has_text="11 of 11 read")).to_be_visible()
+        expect(page.get_by_role("button", name="Live", exact=True)).to_be_visible()
 
 
 def test_the_list_goes_to_a_seq_num_a_time_and_back_from_the_tail(
@@ -189,6 +209,7 @@ def test_a_malformed_filter_is_explained_and_can_be_corrected(
     page.goto(server.page("basins", BASIN, stream))
     page.get_by_label("Filter records").fill("$.[")
     expect(page.get_by_role("alert")).to_contain_text("is not a JSON path")
+    expect(page.get_by_text("Opening")).to_have_count(0)
     page.get_by_label("Filter records").fill("")
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(rows(page)).to_have_count(3)
@@ -226,7 +247,9 @@ def test_a_record_of_a_mebibyte_is_shown_in_part(
     expect(detail.get_by_role("button", name="Show more")).to_be_visible()
     assert page.locator("*").count() < 2_000
     detail.get_by_role("button", name="Hex").click()
-    expect(detail.locator("pre.hex")).to_contain_text("000010")
+    hexadecimal = detail.locator("pre.hex")
+    expect(hexadecimal).to_contain_text("000010")
+    assert hexadecimal.evaluate("(shown) => shown.scrollWidth <= shown.clientWidth")
 
 
 def test_a_server_that_goes_away_and_returns_is_shown_and_survived(

@@ -12,7 +12,8 @@ const HEX_STEP = 2048;
 const CHILDREN_STEP = 100;
 /** Bytes beyond which a body is not parsed for a tree until that is asked for. */
 const JSON_MAX = 4 * 2 ** 20;
-const HEX_ROW = 16;
+/** Bytes of a line in hexadecimal: as many as fit beside their text on a phone. */
+const HEX_ROW = 8;
 
 function More({ shown, total, unit, onMore }) {
   if (shown >= total) return null;

@@ -36,7 +36,9 @@ const Row = ({ index, record, seqNum, trimmed, selected, onSelect }) => {
     <span class="when" title=${String(record.timestamp)}>${time(record.timestamp)}</span>
     <span class="what">${done
       ? html`<span class="badge accent">${done.name}</span> <span class="mono">${done.argument}</span>`
-      : html`${record.headers.length > 0 && html`<span class="badge count">${plural(record.headers.length, "header")}</span> `}<span class=${binary ? "mono muted" : "mono"}>${text}</span>`}</span>
+      : html`${record.headers.length > 0 && html`<span class="badge count">${plural(record.headers.length, "header")}</span> `}${record.body.length
+          ? html`<span class=${binary ? "mono muted" : "mono"}>${text}</span>`
+          : html`<span class="muted">empty body</span>`}`}</span>
     <span class="size">${bytes(record.size)}</span>
   </div>`;
 };
@@ -119,13 +121,16 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
 
   const [source, error, returns] = useSource(basin, stream, applied, (made) => {
     const wanted = made.filtered ? null : selected?.record?.seqNum ?? (query.has("seq") ? Number(query.get("seq")) : null);
+    const trimmed = wanted !== null && wanted < made.first;
+    if (trimmed) setProblem(new Error(`Record ${number(wanted)} was trimmed: the oldest record is ${number(made.first)}.`));
     setBase(made.filtered ? 0 : windowAt(made, wanted ?? made.tail));
     setStuck(wanted === null);
-    setSelected(wanted === null ? null : { key: wanted });
-    if (wanted !== null) toShow.current = { key: wanted, where: "start" };
+    setSelected(wanted === null || trimmed ? null : { key: wanted });
+    if (wanted !== null) toShow.current = { key: Math.max(wanted, made.first), where: "start" };
     made.follow();
   });
   const filtered = source?.filtered ?? false;
+  const searching = filtered && source.scanned < source.tail;
   const count = !source ? 0 : filtered ? source.found.length : Math.min(source.tail - base, WINDOW_MAX);
   const keyAt = (index) => (filtered ? index : base + index);
 
@@ -160,6 +165,7 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
   const select = (index) => {
     const key = keyAt(index);
     const found = source.at(key);
+    setProblem(null);
     setSelected({ key, record: found });
     setStuck(false);
     replaceQuery({ seq: found?.seqNum ?? (filtered ? undefined : key), filter: applied });
@@ -223,16 +229,16 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
   return html`<div class="browser" onKeyDown=${pressed}>
     <div class="toolbar">
       <${Button} icon=${source?.live ? "pause" : "play"} kind=${source?.live ? "on" : ""} disabled=${!source} aria-pressed=${Boolean(source?.live)} onClick=${toggle}>
-        ${filtered ? (source?.live ? "Stop search" : "Search on") : source?.live ? "Live" : "Paused"}<//>
+        ${searching ? (source.live ? "Stop search" : "Search on") : source?.live ? "Live" : "Paused"}<//>
       <div class="search wide"><${Icon} name="search" /><input ref=${filterInput} type="search" aria-label="Filter records" value=${filter}
-        placeholder="Filter: text, header:name=value, $.path=value" onInput=${(event) => setFilter(event.target.value)} /></div>
+        placeholder="Filter: text, header:name, $.path=value" onInput=${(event) => setFilter(event.target.value)} /></div>
       <${Jump} onJump=${jump} />
     </div>
     <${Notice} error=${problem ?? error ?? source?.error} />
     <div class=${`panes ${record ? "split" : ""}`}>
       <section class="card list">
-        <div class="status" role="status">${!source ? "Opening …" : filtered
-          ? html`<span>${plural(source.found.length, "match", "matches")}</span><span>${number(source.scanned)} of ${number(source.tail)} read</span>
+        <div class="status" role="status">${!source ? !error && "Opening …" : filtered
+          ? html`<span>${plural(source.found.length, "match", "matches")}</span><span>${number(Math.max(0, source.scanned - source.first))} of ${number(source.tail - source.first)} read</span>
               ${source.full && html`<span>paused at many matches: search on, or narrow the filter</span>`}`
           : html`<span>${plural(source.tail - source.first, "record")}</span><span>tail ${number(source.tail)}</span>${!source.live && html`<span>paused</span>`}`}
           ${source && !filtered && !stuck && html`<${Button} kind="quiet" icon="down" onClick=${() => (setStuck(true), setBase(windowAt(source, source.tail)))}>To the tail<//>`}
