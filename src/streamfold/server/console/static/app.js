@@ -1,6 +1,6 @@
 // The frame around all pages: navigation, theme, state of the connection, login.
 
-import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { connection, loadSettings, logIn, logOut, token } from "./api.js";
 import { BasinPage } from "./pages/basin.js";
 import { BasinsPage } from "./pages/basins.js";
@@ -81,6 +81,8 @@ function Navigation({ section }) {
 
 function Login() {
   const [secret, setSecret] = useState("");
+  const field = useRef(null);
+  useEffect(() => field.current.focus(), []); // also after a refusal
   const submit = (event) => {
     event.preventDefault();
     if (secret.trim()) logIn(secret.trim());
@@ -90,7 +92,7 @@ function Login() {
     <p class="muted">This server asks for an access token. The console keeps it for this browser tab alone.</p>
     <${Notice} >${connection.refusal}<//>
     <${Field} label="Access token">
-      <input type="password" name="token" autocomplete="off" autofocus value=${secret} onInput=${(event) => setSecret(event.target.value)} /><//>
+      <input type="password" name="token" autocomplete="off" ref=${field} value=${secret} onInput=${(event) => setSecret(event.target.value)} /><//>
     <button type="submit" class="button primary"><span>Log in</span></button>
   </form></main>`;
 }

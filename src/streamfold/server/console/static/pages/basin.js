@@ -27,7 +27,7 @@ function StreamList({ basin, prefix, round, onDelete }) {
     <tbody>${value?.items.map(({ name, created_at, deleted_at, cipher }) => html`<tr key=${name}>
       <td><a class="name" href=${link(["basins", basin, name])}>${name}</a> ${cipher && html`<span class="badge">${cipher}</span>`}
         ${deleted_at && html` <span class="badge warn">being deleted</span>`}</td>
-      <td class="optional muted" title=${created_at}>${ago(Date.parse(created_at))}</td>
+      <td class="optional age" title=${created_at}>${ago(Date.parse(created_at))}</td>
       <td><div class="row-actions"><${Button} icon="trash" kind="quiet" label=${`Delete stream ${name}`} disabled=${settings.read_only || Boolean(deleted_at)}
         onClick=${() => onDelete(name)} /></div></td>
     </tr>`)}</tbody></table></div>

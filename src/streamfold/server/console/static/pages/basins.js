@@ -31,7 +31,7 @@ export function BasinsPage() {
       : html`<div class="scroll"><table><thead><tr><th>Name</th><th class="optional">Created</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
         <tbody>${value?.items.map(({ name, created_at, deleted_at }) => html`<tr key=${name}>
           <td><a class="name" href=${link(["basins", name])}>${name}</a> ${deleted_at && html`<span class="badge warn">being deleted</span>`}</td>
-          <td class="optional muted" title=${created_at}>${ago(Date.parse(created_at))}</td>
+          <td class="optional age" title=${created_at}>${ago(Date.parse(created_at))}</td>
           <td><div class="row-actions"><${Button} icon="trash" kind="quiet" label=${`Delete basin ${name}`} disabled=${settings.read_only || Boolean(deleted_at)}
             onClick=${() => setDialog({ remove: name })} /></div></td>
         </tr>`)}</tbody></table></div>`}

@@ -30,6 +30,6 @@ export function Forks({ basin, stream }) {
     <tbody>${value?.forks.map((fork) => html`<tr key=${fork.stream}>
       <td><a class="name" href=${link(["basins", basin, fork.stream])}>${fork.stream}</a>${fork.deleted_at !== null && html` <span class="badge warn">deleted</span>`}</td>
       <td><${Origin} basin=${basin} origin=${fork.origin} /></td>
-      <td class="optional muted" title=${time(fork.created_at)}>${ago(fork.created_at)}</td></tr>`)}</tbody></table></div>
+      <td class="optional age" title=${time(fork.created_at)}>${ago(fork.created_at)}</td></tr>`)}</tbody></table></div>
     <${Pager} cursors=${cursors} next=${value?.next} onMove=${setCursors} /></section>`;
 }

@@ -20,6 +20,6 @@ export function Producers({ basin, stream }) {
     <section class="card"><div class="scroll"><table>
     <thead><tr><th>Producer</th><th class="number">Epoch</th><th class="number">Next seq</th><th>Last append</th></tr></thead>
     <tbody>${value?.producers.map((one) => html`<tr key=${one.id}><td class="name mono">${one.id}</td><td class="number">${number(one.epoch)}</td>
-      <td class="number">${number(one.next_seq)}</td><td class="muted" title=${time(one.last_seen_at)}>${ago(one.last_seen_at)}</td></tr>`)}</tbody></table></div>
+      <td class="number">${number(one.next_seq)}</td><td class="age" title=${time(one.last_seen_at)}>${ago(one.last_seen_at)}</td></tr>`)}</tbody></table></div>
     <${Pager} cursors=${cursors} next=${value?.has_more ? value.producers.at(-1).id : null} onMove=${setCursors} /></section>`;
 }

@@ -66,7 +66,7 @@ export function Snapshots({ basin, stream }) {
       ? html`<${Empty} title="No snapshots."><p>Publish one here, or with <code>streamfold snapshot</code>.</p><//>`
       : html`<div class="scroll"><table><thead><tr><th>Position</th><th class="number">Size</th><th class="optional">Content type</th><th>Published</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
       <tbody>${value?.snapshots.map((one, at) => html`<tr key=${one.offset}><td>${number(Number(one.offset))}${at === 0 && html` <span class="badge accent">newest</span>`}</td>
-        <td class="number">${bytes(one.size_bytes)}</td><td class="optional name">${one.content_type}</td><td class="muted" title=${time(one.created_at)}>${ago(one.created_at)}</td>
+        <td class="number">${bytes(one.size_bytes)}</td><td class="optional name">${one.content_type}</td><td class="age" title=${time(one.created_at)}>${ago(one.created_at)}</td>
         <td><div class="row-actions"><${Button} icon="download" kind="quiet" label=${`Download snapshot at ${one.offset}`}
           onClick=${() => download(basin, stream, one.offset).catch(setProblem)} /></div></td></tr>`)}</tbody></table></div>`}</section>
     ${publishing && html`<${PublishDialog} basin=${basin} stream=${stream} tail=${value.tail} onClose=${() => setPublishing(false)} onDone=${reload} />`}`;

@@ -19,13 +19,14 @@ const lag = (one) =>
   ].filter(Boolean).join(", ") || "–";
 
 function Tables({ tables }) {
-  return html`<div class="scroll"><table><thead><tr><th>Table</th><th>State</th><th>Head</th><th>Lag</th><th class="optional">Last diff</th><th class="optional">Last base</th></tr></thead>
+  return html`<div class="scroll"><table><thead><tr><th>Table</th><th>State</th><th class="optional">Head</th><th class="optional">Lag</th><th class="optional">Last diff</th><th class="optional">Last base</th></tr></thead>
     <tbody>${Object.entries(tables).map(([name, one]) => html`<tr key=${name}>
       <td class="name">${one.table ?? name}<div class="hint name">${one.stream}</div></td>
       <td><span class=${`badge ${GOOD.includes(one.state) ? "" : "bad"}`}>${one.state}</span>${!one.ready && html` <span class="hint">not ready</span>`}
-        ${one.last_error && html`<div class="hint">${one.last_error.message}</div>`}</td>
-      <td class="mono">${one.manifest_head ?? "–"}</td><td>${lag(one)}</td>
-      <td class="optional muted">${age(one.last_diff)}</td><td class="optional muted">${age(one.last_base)}</td></tr>`)}</tbody></table></div>`;
+        ${one.last_error && html`<div class="hint name">${one.last_error.message}</div>`}
+        <div class="narrow hint">head ${one.manifest_head ?? "–"}<br />lag ${lag(one)}</div></td>
+      <td class="optional mono">${one.manifest_head ?? "–"}</td><td class="optional">${lag(one)}</td>
+      <td class="optional age">${age(one.last_diff)}</td><td class="optional age">${age(one.last_base)}</td></tr>`)}</tbody></table></div>`;
 }
 
 export function Snapshotters() {

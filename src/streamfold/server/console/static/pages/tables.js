@@ -33,7 +33,7 @@ function Published() {
         ${one.error
           ? html`<td colspan="4"><${Notice}>${one.error}<//></td>`
           : html`<td class="mono">${one.head_position}</td><td class="number optional">${number(one.artifacts)}</td><td class="number optional">${bytes(one.size_bytes)}</td>
-            <td class="muted" title=${one.updated_at}>${ago(Date.parse(one.updated_at))}</td>`}</tr>`)}</tbody></table></div>`}</section>`;
+            <td class="age" title=${one.updated_at}>${ago(Date.parse(one.updated_at))}</td>`}</tr>`)}</tbody></table></div>`}</section>`;
 }
 
 /** What an artifact is, in words. */

@@ -51,7 +51,7 @@ function IssueDialog({ onClose, onIssued }) {
   return html`<${FormDialog} title="Issue token" action="Issue" submit=${submit} onClose=${onClose} ready=${form.id !== ""}>
     <div class="columns">
       <${Field} label="Id" hint="A name to recognize it by"><input name="id" autocomplete="off" value=${form.id} onInput=${(event) => set({ id: event.target.value })} /><//>
-      <${Field} label="Valid for" hint="Like 30d; empty: without end"><input name="lifetime" value=${form.lifetime} onInput=${(event) => set({ lifetime: event.target.value })} /><//>
+      <${Field} label="Valid for" hint="Such as 30d; empty: it never expires"><input name="lifetime" value=${form.lifetime} onInput=${(event) => set({ lifetime: event.target.value })} /><//>
     </div>
     <table class="permissions"><thead><tr><th>May</th><th>read</th><th>write</th></tr></thead><tbody>
       ${GROUPS.map(([group, text]) => html`<tr key=${group}><td>${text}</td>${["read", "write"].map((kind) => html`<td key=${kind}><input type="checkbox" aria-label=${`${text}: ${kind}`}

@@ -31,7 +31,7 @@ export function Detail({ basin, stream, record, onClose, onStep }) {
     <div class="body">
       <dl>
         <dt>seq_num</dt><dd class="mono">${String(record.seqNum)}</dd>
-        <dt>timestamp</dt><dd><span class="mono">${String(record.timestamp)}</span> <span class="muted">${time(record.timestamp)}, ${ago(record.timestamp)}</span></dd>
+        <dt>timestamp</dt><dd><span class="mono">${String(record.timestamp)}</span> <span class="whole muted">${time(record.timestamp)}, ${ago(record.timestamp)}</span></dd>
         <dt>size</dt><dd>${bytes(record.size)} metered</dd>
         ${done && html`<dt>command</dt><dd><span class="badge accent">${done.name}</span> <span class="mono name">${done.argument || "(empty)"}</span></dd>`}
         ${frame && html`<dt>snapshot</dt><dd>${frame}</dd>`}
