@@ -165,6 +165,8 @@ def test_access_tokens_are_issued_used_listed_and_revoked(tmp_path: Path) -> Non
         caller = Shell(exports)
         shown = ("--token-file", str(token_file))
         assert caller("ls", "--json").error["code"] == "authn"
+        without = Shell({key: exports[key] for key in exports if key != "S2_ACCESS_TOKEN"})
+        assert "asks for an access token, and none was given" in without("ls").stderr
         assert "guarded-basin" in caller.ok("ls", *shown).text
         caller.ok("append", "guarded-basin/orders", *shown, stdin=b"x\n")
         denied = caller("append", "guarded-basin/other", *shown, "--json", stdin=b"x\n")

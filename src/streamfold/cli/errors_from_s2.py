@@ -51,17 +51,21 @@ def failure_from_s2(error: S2Error, target: Target, *, changes: bool) -> VerbFai
                 "start before it, or give --clamp",
             )
         case S2ServerError():
-            return _failure_from_response(error, changes=changes)
+            return _failure_from_response(error, target, changes=changes)
         case _:
             return _not_reached(error, target, changes=changes)
 
 
-def _failure_from_response(error: S2ServerError, *, changes: bool) -> VerbFailedError:
+def _failure_from_response(
+    error: S2ServerError, target: Target, *, changes: bool
+) -> VerbFailedError:
     if changes and _indefinite(error):
         return _unknown(f"{error.message} ({error.code})")
     status = ExitStatus.NOT_FOUND if error.status_code == 404 else ExitStatus.FAILURE
     message = error.message
     if error.status_code == 401:
+        if target.token is None:  # the server refused what stands for none
+            message = "this server asks for an access token, and none was given"
         message += (
             "; the token comes from S2_ACCESS_TOKEN or --token-file, or from `streamfold config`"
         )
