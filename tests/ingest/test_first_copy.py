@@ -430,6 +430,40 @@ async def lines_of(
         return [block async for block in found]
 
 
+@pytest.fixture
+def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    for name, value in {
+        "_writer": None,
+        "_filler": None,
+        "_loading": None,
+        "_waited": False,
+    }.items():
+        monkeypatch.setattr(encoded_copy, name, value)
+
+
+@pytest.mark.usefixtures("not_loaded")
+async def test_the_kernel_writes_a_large_table_from_its_first_row_on(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoded_copy, "_LOAD_WAIT", 120.0)  # it may have to be compiled
+    by_python: list[bytes] = []
+    monkeypatch.setattr(EncodedLines, "_add_line", lambda _, line: by_python.append(line))
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)",
+            "INSERT INTO t SELECT n, repeat('x', 84) FROM generate_series(1, 40000) n")  # fmt: skip
+    found = await copied(database, CollectedEncoded())
+    assert len(found.records) == 40_002
+    assert not by_python
+
+
+@pytest.mark.usefixtures("not_loaded")
+async def test_a_table_of_one_block_does_not_load_the_kernel(database: str) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)",
+            "INSERT INTO t SELECT generate_series(1, 3000)")  # fmt: skip
+    assert len((await copied(database, CollectedEncoded())).records) == 3002
+    assert encoded_copy._loading is None
+
+
 async def test_the_kernel_takes_the_lines_that_python_takes(database: str) -> None:
     assert encoded_copy.load_kernel()
     execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)",

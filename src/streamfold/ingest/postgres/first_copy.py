@@ -20,6 +20,7 @@ from streamfold.ingest.postgres.catalog import Table, find_table, identifiers, s
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
 from streamfold.ingest.postgres.encoding.encoded_copy import (
+    KERNEL_FROM,
     EncodedLines,
     has_room,
     line_filler,
@@ -157,8 +158,9 @@ async def _copy_encoded(
     gathered = EncodedLines(encoder, source.copied.lsn, source.copied.rows)
     async with _Appending(stream.append_encoded, on_rows) as appending, source.blocks() as found:
         async for lines in found:
-            if gathered.rows > source.copied.rows:
-                await wait_for_kernel()  # not for a table of one block
+            # Not for a table of one block; the size of one with partitions is not known.
+            if source.table.size_bytes >= KERNEL_FROM or gathered.rows > source.copied.rows:
+                await wait_for_kernel()
             for batch in gathered.add(lines):
                 await appending.add(batch, batch.metered, batch.rows)
         if (rest := gathered.flush()).record_count:

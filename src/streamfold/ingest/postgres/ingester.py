@@ -40,6 +40,7 @@ from streamfold.ingest.postgres.catalog import (
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.copy_source import exported_snapshot
+from streamfold.ingest.postgres.encoding.encoded_copy import KERNEL_FROM, start_loading
 from streamfold.ingest.postgres.encoding.rows import opening
 from streamfold.ingest.postgres.first_copy import copy_table
 from streamfold.ingest.postgres.following import Following
@@ -182,6 +183,8 @@ class PostgresIngest:
         control.check_database()
         control.check_streams()
         streams = await self._take_tables(tables, control, token)
+        if any(t.size_bytes >= KERNEL_FROM for t in _left(tables, streams)):
+            start_loading()  # while PostgreSQL makes the slot and the snapshot
         for table in tables:
             control.check_key(table)
         await self._ensure_slot(control, streams)
@@ -324,7 +327,7 @@ class PostgresIngest:
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
     ) -> None:
         """Copy the tables whose copy is not complete, all in one snapshot."""
-        left = [t for t in tables if not isinstance(streams[t.full_name].state, Position)]
+        left = _left(tables, streams)
         for table in tables:
             self.progress.tables[table.full_name].state = (
                 "waiting" if table in left else "following"
@@ -360,6 +363,11 @@ class PostgresIngest:
     def _report(self, state: str | None = None) -> None:
         self.progress.state = state or self.progress.state
         self._on_progress()
+
+
+def _left(tables: Sequence[Table], streams: dict[str, TableStream]) -> list[Table]:
+    """Return the tables whose copy is not complete."""
+    return [t for t in tables if not isinstance(streams[t.full_name].state, Position)]
 
 
 def _is_resumable(stream: TableStream) -> bool:

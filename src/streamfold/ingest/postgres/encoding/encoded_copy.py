@@ -1,14 +1,15 @@
 """Lines of COPY as encoded appends: the same records as those that are encoded one by one.
 
 A kernel writes them without an object for each row, many times as fast as `RowEncoder`, which encodes
-them without it. To load it takes most of a second, to compile it the first time several: a copy loads
-it after its first block.
+them without it. To load it takes most of a second, to compile it the first time several: the ingester
+begins with that before it copies a large table, and otherwise after the first block of a copy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 #: Bytes that an append keeps for the header with the key, in its last record; longer keys are weighed.
 KEY_RESERVE: Final = 8 << 10
 _ROOM: Final = BATCH_BYTES_MAX - KEY_RESERVE
+#: Bytes of a table, with its indexes, from which the kernel is worth its loading.
+KERNEL_FROM: Final = 4 << 20
 #: Seconds that a copy waits for the kernel; one that is compiled takes longer, and comes later.
 _LOAD_WAIT: Final = 3.0
 #: Bytes of a block that the kernel gets; a larger one holds a long line, for which Python is as quick.
@@ -43,7 +46,8 @@ _BLOCK_MAX: Final = 4 << 20
 _log = logging.getLogger(__name__)
 _writer: type[LineWriter] | None = None
 _filler: type[LineFiller] | None = None
-_loading: asyncio.Future[bool] | None = None
+_loading: threading.Thread | None = None
+_waited = False
 
 
 def load_kernel() -> bool:
@@ -73,12 +77,21 @@ def line_filler() -> LineFiller | None:
     return None if _filler is None else _filler()
 
 
-async def wait_for_kernel() -> None:
-    """Load the kernel in a thread, once; returns when it is ready, or will take longer."""
+def start_loading() -> None:
+    """Load the kernel in a thread, once."""
     global _loading
     if _loading is None:
-        _loading = asyncio.ensure_future(asyncio.to_thread(load_kernel))
-        await asyncio.wait({_loading}, timeout=_LOAD_WAIT)
+        _loading = threading.Thread(target=load_kernel, name="load the kernel for copies")
+        _loading.start()
+
+
+async def wait_for_kernel() -> None:
+    """Load the kernel; returns when it is ready, or will take longer. Waits for it once."""
+    global _waited
+    start_loading()
+    if not _waited and _loading is not None:
+        _waited = True
+        await asyncio.to_thread(_loading.join, _LOAD_WAIT)
 
 
 class EncodedLines:
