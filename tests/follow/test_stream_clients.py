@@ -104,6 +104,22 @@ async def test_large_encoded_appends_arrive_as_they_are(s2_client: S2Client, bod
     assert found == [b"%d " % number + body for number in range(500)] * 3
 
 
+async def test_encoded_appends_that_are_compressed_in_pieces_keep_their_order(
+    s2_client: S2Client,
+) -> None:
+    rng = random.Random(2)
+    bodies = [b"%d " % at + bytes(rng.choice((0, 10, 60_000, 900_000))) for at in range(40)]
+    assert sum(map(len, bodies)) > 4 << 20
+    parts = [EncodedBatch.of([Record(body)]) for body in bodies]
+    before = (await s2_client.append([fence_record("us")])).end
+    end = await s2_client.append_encoded(parts, match_seq_num=before, fencing_token="us")
+    assert end == before + len(bodies)
+    found: list[bytes] = []
+    while before + len(found) < end:
+        found += [r.body for r in await s2_client.peek(before + len(found), 1000)]
+    assert found == bodies
+
+
 @pytest.mark.parametrize(
     ("count", "message"),
     [(1, "acknowledged an append up to 0"), (2, "the server ended the session")],

@@ -9,7 +9,7 @@ spends 8 us on each record), and the pool of connections, which keeps one that h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from streamfold.extras import needing_extra
@@ -49,6 +49,8 @@ __all__ = [
 
 #: Bytes of appends up to which they are compressed without a thread: that takes 0.2 ms at most.
 _PACKED_AT_ONCE: Final = 64 << 10
+#: Bytes of appends that are compressed together: the server works on them while the next ones are.
+_PACKED_TOGETHER: Final = 1 << 20
 
 
 def retire_silent_connections(used: S2Basin | S2Stream, error: BaseException) -> None:
@@ -83,10 +85,11 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
     """
 
     async def frames() -> AsyncIterator[bytes]:
-        if sum(map(len, inputs)) <= _PACKED_AT_ONCE:
-            yield _packed(inputs)
-        else:
-            yield await asyncio.to_thread(_packed, inputs)
+        for some in _pieces(inputs):
+            if sum(map(len, some)) <= _PACKED_AT_ONCE:
+                yield _packed(some)
+            else:
+                yield await asyncio.to_thread(_packed, some)
 
     client, kind = stream._client, {"content-type": "s2s/proto", "accept": "s2s/proto"}
     path, headers = _stream_records_path(stream.name), stream._request_headers(kind)
@@ -109,6 +112,16 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
         failure = normalize_exception(_as_transport_error(error))
         # Its cause says how the request ended: callers decide by it.
         raise failure from failure.__cause__
+
+
+def _pieces(inputs: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield the appends in runs that are compressed together, in order."""
+    start, size = 0, 0
+    for end, body in enumerate(inputs, 1):
+        size += len(body)
+        if size >= _PACKED_TOGETHER or end == len(inputs):
+            yield inputs[start:end]
+            start, size = end, 0
 
 
 def _packed(inputs: Sequence[bytes]) -> bytes:

@@ -37,9 +37,9 @@ from streamfold.ingest.table_stream import (
 )
 from streamfold.model.records import BATCH_RECORDS_MAX, Record, metered_size
 
-#: Bytes of appends that are sent together; as many are gathered meanwhile. Fewer at once would cost the
-#: server more commits.
-_BYTES_TOGETHER: Final = 4 << 20
+#: Bytes of appends that are sent together; as many are gathered meanwhile. After the last of them the
+#: server waits for its disk, and for the next: fewer would let it wait more often, and commit more.
+_BYTES_TOGETHER: Final = 16 << 20
 #: The encoding of databases whose texts may be any bytes, which JSON cannot hold.
 _ANY_BYTES: Final = "SQL_ASCII"
 
