@@ -46,6 +46,15 @@ def test_zstd_frames_of_streaming_encoders_are_understood(data: bytes, checksum:
     assert decompress(packed, Compression.ZSTD, CAP) == data
 
 
+@pytest.mark.parametrize("size", [(256 << 10) - 1, 256 << 10, (256 << 10) + 1, 1 << 20])
+def test_zstd_frames_that_take_one_step_to_inflate_and_more_come_back(size: int) -> None:
+    data = random.Random(size).randbytes(100) * (size // 100 + 1)
+    for packed in (compress(data[:size], Compression.ZSTD), zstd_without_size(data[:size])):
+        assert decompress(packed, Compression.ZSTD, size) == data[:size]
+        with pytest.raises(MalformedError, match=str(size - 1)):
+            decompress(packed, Compression.ZSTD, size - 1)
+
+
 @pytest.mark.parametrize("compression", list(Compression))
 def test_the_cap_itself_is_allowed_and_one_byte_more_is_not(compression: Compression) -> None:
     assert decompress(compress(b"x" * CAP, compression), compression, CAP) == b"x" * CAP

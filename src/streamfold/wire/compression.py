@@ -133,8 +133,11 @@ def _inflate_zstd(data: bytes, cap: int) -> bytes:
 
 def _inflate_frame(data: bytes, cap: int) -> bytes:
     decoder = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
+    first: bytes = decoder.decompress(data, _ZSTD_STEP)
+    if decoder.eof and len(first) <= cap:
+        return first
     inflated = io.BytesIO()
-    inflated.write(decoder.decompress(data, _ZSTD_STEP))
+    inflated.write(first)
     while not decoder.eof and inflated.tell() <= cap:
         if decoder.needs_input:
             raise MalformedError("the zstd data is truncated: send it to its end")
