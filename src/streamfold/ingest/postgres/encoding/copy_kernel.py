@@ -20,6 +20,7 @@ from streamfold.records.json_kernel import _BASE64, _HEX, _put, _put_decimal
 from streamfold.records.record_kernel import (
     APPEND_BODY,
     APPEND_HEADERS,
+    ONE,
     RECORDS,
     U8,
     U64,
@@ -76,9 +77,10 @@ _SPECIAL[[34, 92]] = 2
 
 @inner
 def _value_end(raw: Bytes, at: int) -> int:
-    while _SPECIAL[raw[at]] != 1:
-        at += 1
-    return at
+    here = U64(at)
+    while _SPECIAL[raw[here]] != 1:
+        here += ONE
+    return _signed(here)
 
 
 @inner
@@ -94,9 +96,10 @@ def _equals(raw: Bytes, start: int, end: int, text: Bytes) -> bool:
 @inner
 def _skip_digits(raw: Bytes, at: int) -> int:
     """Return the offset after the digits; the end of a value is not one."""
-    while 48 <= raw[at] <= 57:
-        at += 1
-    return at
+    here = U64(at)
+    while 48 <= raw[here] <= 57:
+        here += ONE
+    return _signed(here)
 
 
 @inner
@@ -120,9 +123,10 @@ def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
     out[at] = _QUOTE
     at += 1
     while True:
-        clean = done
-        while _SPECIAL[raw[clean]] == 0:
-            clean += 1
+        here = U64(done)
+        while _SPECIAL[raw[here]] == 0:
+            here += ONE
+        clean = _signed(here)
         _copy(out, U64(at), raw, U64(done), U64(clean - done))
         at += clean - done
         done = clean
