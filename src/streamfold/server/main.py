@@ -61,7 +61,8 @@ _CLOSE_TIMEOUT: Final = 2.0
 #: Objects made and not freed between two looks of the collector at the youngest ones; looks until it
 #: also looks at older ones, and at all. Each look keeps the interpreter's lock, 0.1 us for an object:
 #: requests have hundreds of thousands at times, of which no more than 30,000 are looked at together.
-_GC_THRESHOLDS: Final = (5_000, 5, 1_000)
+#: 500 appends at once have fewer than 15,000, and most of their objects are freed without any look.
+_GC_THRESHOLDS: Final = (15_000, 0, 1_000)
 #: Parameters of glibc's `mallopt`, by their numbers in <malloc.h>: bytes from which a block has its own
 #: mapping; free bytes that are kept; heaps that threads share. Without them, glibc returns the memory
 #: of a batch to the system and has it mapped anew for the next: 300 page faults per MiB of records,
