@@ -212,7 +212,7 @@ class Request:
             return None
         if not self._to_come:
             return []
-        upload = self._upload = self._budget.upload(client_of(self.client))
+        upload = self._upload = Upload(self._budget, client_of(self.connection[0]))
         if declared is not None and declared > RESERVED_FROM:
             await upload.reserve(declared)
         # As `_paced_chunk` does, without a coroutine: most bodies are one small chunk.
@@ -226,7 +226,8 @@ class Request:
         if chunk is not None and len(chunk) == declared:
             if not upload.reserved:
                 self._upload = None  # it holds nothing to release
-            return [chunk]  # nothing can follow: one trip to granian's thread less
+            self._to_come = False  # nothing can follow: one trip to granian's thread less
+            return [chunk]
         return await self._gather(chunk, limit, declared, upload)
 
     async def chunks(
@@ -245,7 +246,7 @@ class Request:
                 chunk = self._taken(await self._receive())
             else:
                 if upload is None:
-                    upload = self._upload = self._budget.upload(client_of(self.client))
+                    upload = self._upload = Upload(self._budget, client_of(self.connection[0]))
                     await upload.reserve(reserve)
                 chunk = await self._paced_chunk(upload, _current_task())
             if chunk is not None:
@@ -277,8 +278,10 @@ class Request:
         """Give back all memory that was reserved; call when the request is over."""
         if self._ignoring is not None:
             self._ignoring.cancel()
-        self._release_upload()
-        self.release_answer()
+        if self._upload is not None:
+            self._release_upload()
+        if self._reservation is not None:
+            self.release_answer()
 
     async def gone(self) -> None:
         """Return once the client has hung up; for requests whose body is ignored."""
@@ -345,7 +348,8 @@ class Request:
             body = b""  # no lower layer removes it, and over HTTP/2 it would break the connection
         if not self._watches(len(body)):
             self.sent = len(body)
-            self.release_answer()
+            if self._reservation is not None:
+                self.release_answer()
             await self._start(status, headers)
             await self._send({"type": BODY, "body": body, "more_body": False})
             return
@@ -357,13 +361,13 @@ class Request:
 
     def _watches(self, size: int) -> bool:
         """Whether to send an answer in pieces and count it until it is taken; reserves memory then."""
-        version: str = self._scope["http_version"]
-        response_budget, counted = self._unread, size + min(size, MESSAGES_BELOW * PIECE)
-        if size <= WHOLE_MAX[version[0]]:
-            if size and version[0] == "2" and response_budget.is_sample(size + ANSWER_COST):
-                counted = SAMPLE
-            elif size <= TINY or not response_budget.room.pressed:
+        response_budget, version = self._unread, self._scope["http_version"][0]
+        sampled = False
+        if size <= WHOLE_MAX[version]:
+            sampled = size > 0 and version == "2" and response_budget.is_sample(size + ANSWER_COST)
+            if not sampled and (size <= TINY or not response_budget.room.pressed):
                 return False
+        counted = SAMPLE if sampled else size + min(size, MESSAGES_BELOW * PIECE)
         # The answer exists already: waiting here would not save memory.
         if self._reservation is None:
             self._reservation = response_budget.room.reserve_at_once(self.connection, counted)

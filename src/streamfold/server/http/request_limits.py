@@ -68,12 +68,9 @@ class RequestBudget:
         self._seconds = seconds
         self._enough = int(PACE_MIN * seconds)
         self._waiting: dict[Upload, None] = {}
-        self._looks = 0
+        #: Checks so far.
+        self.looks = 0
         self._timer: asyncio.TimerHandle | None = None
-
-    def upload(self, client: str) -> Upload:
-        """The account of one body, or of one frame of a session, that a client sends."""
-        return Upload(self, client, self._looks)
 
     async def reserve(self, client: str, size: int) -> None:
         """Wait for memory; ServerBusyError if too many bodies, or too many of this client, wait."""
@@ -100,13 +97,12 @@ class RequestBudget:
     def stop_waiting(self, upload: Upload) -> None:
         self._waiting.pop(upload, None)
 
-    def check(self, upload: Upload) -> None:
-        """Begin a new window when one is over; RequestTimeoutError if it brought too little."""
-        if self._looks - upload.window > _LOOKS:
-            if upload.in_window < self._enough:
-                self.cut_off += 1
-                raise self.too_slow()
-            upload.begin_window(self._looks)
+    def end_window(self, upload: Upload) -> None:
+        """Begin a new window; RequestTimeoutError if the last one brought too little."""
+        if upload.in_window < self._enough:
+            self.cut_off += 1
+            raise self.too_slow()
+        upload.begin_window(self.looks)
 
     def too_slow(self) -> RequestTimeoutError:
         return RequestTimeoutError(
@@ -119,20 +115,20 @@ class RequestBudget:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        self._looks += 1
+        self.looks += 1
         if self.room.waiting:
             self._interrupt_slowest(1, lambda upload: upload.reserved_at)
         if self.files.waiting:
             self._interrupt_slowest(self.files.waiting, lambda upload: upload.file_at)
         for upload in tuple(self._waiting):
-            silent = self._looks - upload.heard
+            silent = self.looks - upload.heard
             if silent > _LOOKS_UNDER_PRESSURE and self._is_in_the_way(upload):
                 self._interrupt(upload)
-            elif self._looks - upload.window > _LOOKS:
+            elif self.looks - upload.window > _LOOKS:
                 if upload.in_window < self._enough:
                     self._interrupt(upload)
                 else:
-                    upload.begin_window(self._looks)
+                    upload.begin_window(self.looks)
             upload.since_look = 0
         if self._waiting:
             self._set_timer(loop)
@@ -149,7 +145,7 @@ class RequestBudget:
         slow = [
             upload
             for upload in self._waiting
-            if held_since(upload) < self._looks - 1 and upload.since_look < enough
+            if held_since(upload) < self.looks - 1 and upload.since_look < enough
         ]
         for upload in nsmallest(count, slow, key=lambda upload: upload.since_look):
             self._interrupt(upload)
@@ -159,10 +155,6 @@ class RequestBudget:
         self.stop_waiting(upload)
         upload.interrupted = True
         upload.task.cancel()
-
-    @property
-    def looks(self) -> int:
-        return self._looks
 
 
 class Upload:
@@ -185,11 +177,11 @@ class Upload:
     #: The task that waits for the client.
     task: asyncio.Task[Any]
 
-    def __init__(self, request_budget: RequestBudget, client: str, looks: int) -> None:
+    def __init__(self, request_budget: RequestBudget, client: str) -> None:
         self._budget = request_budget
         self._client = client
         #: The check after which the window began, and the one after which the client last sent.
-        self.window = self.heard = looks
+        self.window = self.heard = request_budget.looks
         #: Bytes since the window began.
         self.in_window = 0
         #: Bytes since the last check at which the server waited for this body.
@@ -208,11 +200,13 @@ class Upload:
 
     def came(self, size: int) -> None:
         """Count what came; RequestTimeoutError if it came too slowly."""
-        self._budget.stop_waiting(self)
+        request_budget = self._budget
+        request_budget.stop_waiting(self)
         self.in_window += size
         self.since_look += size
-        self.heard = self._budget.looks
-        self._budget.check(self)
+        self.heard = request_budget.looks
+        if self.heard - self.window > _LOOKS:
+            request_budget.end_window(self)
 
     def give_up(self) -> None:
         """The wait was cancelled: RequestTimeoutError if that was because the client is too slow."""
