@@ -180,20 +180,23 @@ class _Lapse:
 class AppendRights:
     """What of an append a caller may do to one stream, looked up once per request."""
 
+    __slots__ = ("_allowed", "_grant", "_ref")
+
     def __init__(self, grant: Grant, ref: StreamRef) -> None:
         """Raise if the caller may append nothing at all: call this before reading a body."""
         self._grant = grant
         self._ref = ref
-        self._allowed = _APPENDING
-        if grant is not ROOT:
-            self._allowed = frozenset(op for op in _APPENDING if grant.allows(op, *ref))
-            if not self._allowed:
-                grant.require(Operation.APPEND, *ref)
+        self._allowed = frozenset(op for op in _APPENDING if grant.allows(op, *ref))
+        if not self._allowed:
+            grant.require(Operation.APPEND, *ref)
+
+    @classmethod
+    def of(cls, grant: Grant, ref: StreamRef) -> AppendRights | None:
+        """The same; None for a caller with all rights, so that nothing is left to check."""
+        return None if grant is ROOT else cls(grant, ref)
 
     def check(self, batch: RecordBatch) -> None:
         """Raise unless the caller may append this: records, and each kind of command among them."""
-        if self._allowed is _APPENDING:
-            return
         if len(batch.commands) < batch.count:
             self._require(Operation.APPEND)
         for command in batch.commands:

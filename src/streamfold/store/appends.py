@@ -62,7 +62,7 @@ class Appends:
             admission.release(metered)
             raise
         mounted.mount.committer.touch(log)
-        return None if ack is Unrecorded.TERMS or ack is Unrecorded.REPEATED else ack
+        return None if isinstance(ack, Unrecorded) else ack
 
     async def submit(self, request: AppendRequest) -> asyncio.Future[AppendAck]:
         """Give the batches their slots in the stream, and return a future for their ack.

@@ -14,7 +14,7 @@ from streamfold.server.http.request import Headers, Request, text_of
 from streamfold.wire.compression import COMPRESS_FROM, Compression, compress_if_smaller
 from streamfold.wire.s2 import headers as names
 from streamfold.wire.s2.errors import BadHeaderError, BadJsonError, BadProtoError
-from streamfold.wire.s2.headers import BODY_MAX, Encoding, inflate_body, require_json
+from streamfold.wire.s2.headers import Encoding, inflate_body, require_json
 
 #: Bytes of a body that is not records, inflated: a configuration, or the scope of a token.
 _RESOURCE_MAX: Final = 64 << 10
@@ -23,6 +23,9 @@ _UPLOAD_ROOM: Final = 32 << 20
 
 JSON: Final = (b"content-type", b"application/json")
 PROTO: Final = (b"content-type", b"application/protobuf")
+# Looked up once: in Python 3.11 each lookup of a member takes as long as a call.
+_PLAIN: Final = Compression.NONE
+_PROTO: Final = Encoding.PROTO
 NO_STORE: Final = (b"cache-control", b"no-store")
 
 
@@ -33,40 +36,46 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     compression: Compression
     encoding: Encoding
 
+    @classmethod
+    def of(
+        cls, parts: list[bytes] | None, compression: Compression, encoding: Encoding, limit: int
+    ) -> Body:
+        """What `Request.body_parts` returned; one that is too large is refused as undecodable."""
+        if parts is None:
+            refusal = BadProtoError if encoding is Encoding.PROTO else BadJsonError
+            raise refusal(f"the body has more than {limit} bytes: send less at once")
+        return cls(parts, compression, encoding)
+
     @property
     def light(self) -> bool:
         """Whether joining and inflating it takes a few milliseconds at most."""
-        parts, plain = self.parts, self.compression is Compression.NONE
+        parts = self.parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        return size <= (COPIED_BYTES if plain else LIGHT_BYTES)
+        return size <= (COPIED_BYTES if self.compression is _PLAIN else LIGHT_BYTES)
 
     def inflated(self) -> bytes:
         """The body as it was before compression; one that is too large is refused as undecodable."""
         raw = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
-        if self.compression is Compression.NONE:
+        if self.compression is _PLAIN:
             return raw
         return inflate_body(raw, self.compression, self.encoding)
 
 
-async def read_body(request: Request, encoding: Encoding, limit: int = BODY_MAX) -> Body:
-    """The whole body; one that is too large is refused as undecodable."""
-    if encoding is Encoding.PROTO and not request.end_is_certain:
+def compression_of(request: Request, encoding: Encoding) -> Compression:
+    """How the body is compressed; refuses one that may break off unnoticed."""
+    if encoding is _PROTO and not request.end_is_certain:
         # JSON that breaks off does not parse; protobuf may, and half a batch would be appended.
         raise BadHeaderError("content-length is missing: declare the size of a protobuf body")
-    compression = Compression.NONE
-    if coding := request.headers.get(b"content-encoding"):
-        compression = names.parse_content_encoding(text_of(coding))
-    parts = await request.body_parts(limit)
-    if parts is None:
-        refusal = BadProtoError if encoding is Encoding.PROTO else BadJsonError
-        raise refusal(f"the body has more than {limit} bytes: send less at once")
-    return Body(parts, compression, encoding)
+    coding = request.headers.get(b"content-encoding")
+    return names.parse_content_encoding(text_of(coding)) if coding else _PLAIN
 
 
 async def read_json(request: Request) -> bytes:
     """The body of a request that must have one."""
     require_json(request.header("content-type"))
-    body = (await read_body(request, Encoding.JSON, _RESOURCE_MAX)).inflated()
+    compression = compression_of(request, Encoding.JSON)
+    parts = await request.body_parts(_RESOURCE_MAX)
+    body = Body.of(parts, compression, Encoding.JSON, _RESOURCE_MAX).inflated()
     if len(body) > _RESOURCE_MAX:
         raise BadJsonError(f"the body has more than {_RESOURCE_MAX} bytes: send less")
     return body

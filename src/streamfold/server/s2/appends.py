@@ -8,9 +8,10 @@ and everything after it is ignored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from time import perf_counter
 from typing import Final, TypeAlias
+
+import msgspec
 
 from streamfold.errors import StoreClosingError
 from streamfold.records import AppendInput
@@ -42,25 +43,19 @@ OUTSTANDING_MAX: Final = 1024
 _End: TypeAlias = Exception | None
 
 
-class Ticket:
+# Tracked by the garbage collector: the error of a failed commit refers to it, and it to the error.
+class Ticket(msgspec.Struct, frozen=True, eq=False):
     """A batch that has its slot in the stream, and may not be durable yet."""
 
-    __slots__ = ("_ack", "_instruments", "_since")
+    #: Wait for this, then call `observe`.
+    ack: asyncio.Future[AppendAck]
+    instruments: AppendMetrics
+    #: When the batch got its slot.
+    since: float
 
-    def __init__(self, ack: Awaitable[AppendAck], instruments: AppendMetrics, since: float) -> None:
-        self._ack = ack
-        self._instruments = instruments
-        self._since = since
-
-    @property
-    def done(self) -> bool:
-        """Whether `acknowledged` would return, or raise, at once."""
-        return isinstance(self._ack, asyncio.Future) and self._ack.done()
-
-    async def acknowledged(self) -> AppendAck:
-        ack = await self._ack
-        self._instruments.ack_latency.observe(perf_counter() - self._since)
-        return ack
+    def observe(self) -> None:
+        """Measure how long the acknowledgement took."""
+        self.instruments.ack_latency.observe(perf_counter() - self.since)
 
 
 class Appends:
@@ -71,7 +66,7 @@ class Appends:
         self._instruments = instruments
 
     async def submit(
-        self, stream_request: StreamRequest, rights: AppendRights, wanted: AppendInput
+        self, stream_request: StreamRequest, rights: AppendRights | None, wanted: AppendInput
     ) -> Ticket:
         """Take a slot for a batch; a refusal raises and has no effect."""
         started = perf_counter()
@@ -81,15 +76,16 @@ class Appends:
         return self._ticket(ack, wanted.batch, started)
 
     def try_submit(
-        self, stream_request: StreamRequest, rights: AppendRights, wanted: AppendInput
+        self, stream_request: StreamRequest, rights: AppendRights | None, wanted: AppendInput
     ) -> Ticket | None:
         """`submit` for the usual case, without waiting; None, and no effect, if it is another."""
-        rights.check(wanted.batch)
+        if rights is not None:
+            rights.check(wanted.batch)
         started = perf_counter()
         ack = self._store.appends.try_submit(_append_request(stream_request, wanted))
         return None if ack is None else self._ticket(ack, wanted.batch, started)
 
-    def _ticket(self, ack: Awaitable[AppendAck], batch: RecordBatch, started: float) -> Ticket:
+    def _ticket(self, ack: asyncio.Future[AppendAck], batch: RecordBatch, started: float) -> Ticket:
         placed = perf_counter()
         self._instruments.sequenced(placed - started, batch.count, batch.metered)
         return Ticket(ack, self._instruments, placed)
@@ -121,7 +117,7 @@ class AppendSession:
         self,
         request: Request,
         stream_request: StreamRequest,
-        rights: AppendRights,
+        rights: AppendRights | None,
         active_grant: ActiveGrant,
         appends: Appends,
         drain_gate: DrainGate,
@@ -206,7 +202,7 @@ class AppendSession:
             if frames and self._steps.empty():
                 await _flush(frames, stream)
             step = await self._steps.get()
-            if not (isinstance(step, Ticket) and step.done):
+            if not (isinstance(step, Ticket) and step.ack.done()):
                 await _flush(frames, stream)
             outcome = await _outcome(step)
             if not isinstance(outcome, AppendAck):
@@ -239,9 +235,11 @@ async def _outcome(step: Ticket | _End) -> AppendAck | _End:
     if not isinstance(step, Ticket):
         return step
     try:
-        return await step.acknowledged()
+        ack = await step.ack
     except Exception as error:
         return error
+    step.observe()
+    return ack
 
 
 async def _flush(frames: list[bytes], stream: ResponseStream) -> None:

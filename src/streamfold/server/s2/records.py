@@ -11,7 +11,7 @@ from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
 from streamfold.server.auth import Access, AppendRights
-from streamfold.server.http.bodies import JSON, PROTO, Body, answer, read_body
+from streamfold.server.http.bodies import JSON, PROTO, Body, answer, compression_of
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES, ArrivalOrder
 from streamfold.server.http.request import Request, text_of
@@ -25,13 +25,24 @@ from streamfold.store.read.reader import OpenStream
 from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
-from streamfold.wire.s2.headers import Encoding, Negotiated, negotiate_append, negotiate_read
+from streamfold.wire.s2.headers import (
+    BODY_MAX,
+    Encoding,
+    Negotiated,
+    negotiate_append,
+    negotiate_read,
+)
 from streamfold.wire.s2.records_json import RecordFormat
 from streamfold.wire.s2.sse import EventId
 from streamfold.wire.s2.urls import ReadQuery, parse_read_query
 
 _PROTO_HEAD: Final = (PROTO,)
 _JSON_HEAD: Final = (JSON,)
+_FORMAT: Final = headers.FORMAT.encode()
+# Looked up once: in Python 3.11 each lookup of a member takes as long as a call.
+_PROTO: Final = Encoding.PROTO
+_JSON: Final = Encoding.JSON
+_RAW: Final = RecordFormat.RAW
 
 
 class Records:
@@ -58,22 +69,26 @@ class Records:
         negotiated = _negotiate_append(given.get(b"content-type", b""), given.get(b"accept", b""))
         grant = ROOT if self._access.open else await self._access.grant(request)
         stream_request = parse_stream_request(request, segment, grant)
-        rights = AppendRights(grant, stream_request.ref)
+        rights = AppendRights.of(grant, stream_request.ref)
         if negotiated.session:
             await self._open_append_session(request, stream_request, rights)
             return
-        if negotiated.request is Encoding.PROTO:
-            unparsed = _Unparsed(await read_body(request, Encoding.PROTO), RecordFormat.RAW)
-        else:
-            record_format = headers.parse_format(request.header(headers.FORMAT))
-            unparsed = _Unparsed(await read_body(request, Encoding.JSON), record_format)
+        encoding, record_format = _PROTO, _RAW
+        if negotiated.request is not _PROTO:
+            encoding = _JSON
+            if _FORMAT in given:
+                record_format = headers.parse_format(text_of(given[_FORMAT]))
+        compression = compression_of(request, encoding)
+        parts = await request.body_parts(BODY_MAX)
+        unparsed = _Unparsed(Body.of(parts, compression, encoding, BODY_MAX), record_format)
         wanted, ticket = unparsed.parse_light(), None
         if wanted is not None and self._order.nothing_waits:
             ticket = self._appends.try_submit(stream_request, rights, wanted)
         if ticket is None:
             ticket = await self._submit(request, stream_request, rights, unparsed, wanted)
-        ack = await ticket.acknowledged()
-        if negotiated.response is Encoding.PROTO:
+        ack = await ticket.ack
+        ticket.observe()
+        if negotiated.response is _PROTO:
             body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
             await request.respond(200, _PROTO_HEAD, body)
         else:
@@ -84,7 +99,7 @@ class Records:
         self,
         request: Request,
         stream_request: StreamRequest,
-        rights: AppendRights,
+        rights: AppendRights | None,
         unparsed: _Unparsed,
         wanted: AppendInput | None,
     ) -> Ticket:
@@ -101,7 +116,7 @@ class Records:
             return await self._appends.submit(stream_request, rights, wanted)
 
     async def _open_append_session(
-        self, request: Request, stream_request: StreamRequest, rights: AppendRights
+        self, request: Request, stream_request: StreamRequest, rights: AppendRights | None
     ) -> None:
         async with open_stream(self._store, stream_request, on_append=True):
             pass  # the stream exists, and the key fits
@@ -209,7 +224,7 @@ class _Unparsed(msgspec.Struct, frozen=True, gc=False):
         if not self.body.light:
             return None
         body = self.body.inflated()
-        if self.body.encoding is Encoding.PROTO:
+        if self.body.encoding is _PROTO:
             return records_proto.decode_light_body(body)
         if not records_json.is_light(body):
             return None

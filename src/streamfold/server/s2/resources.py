@@ -11,7 +11,7 @@ from streamfold.model.access_tokens import AccessToken, Operation
 from streamfold.model.configs import SYSTEM_DEFAULTS, StorageClass
 from streamfold.model.grants import Grant
 from streamfold.model.metrics import Interval, Metric
-from streamfold.model.names import BasinName, StreamName
+from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.resources import BasinInfo, Origin, Page, Provision, StreamInfo
 from streamfold.server.auth import Access
 from streamfold.server.http.bodies import (
@@ -210,6 +210,16 @@ def _shown_origin(grant: Grant, basin: str, origin: Origin) -> dict[str, Any]:
 def basin_of(request: Request) -> BasinName:
     """The basin that the request's header names."""
     return _parse_basin(request.headers.get(_BASIN))
+
+
+def ref_of(request: Request, segment: str) -> StreamRef:
+    """The stream that the request's header and a segment of its path name."""
+    return _parse_ref(request.headers.get(_BASIN), segment)
+
+
+@lru_cache(NAMES_KEPT)
+def _parse_ref(basin: bytes | None, segment: str) -> StreamRef:
+    return StreamRef(_parse_basin(basin), stream_of(segment))
 
 
 @lru_cache(NAMES_KEPT)

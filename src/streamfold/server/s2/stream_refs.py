@@ -12,7 +12,7 @@ from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.grants import Grant
 from streamfold.model.names import StreamRef
 from streamfold.server.http.request import Request, text_of
-from streamfold.server.s2.resources import basin_of, stream_of
+from streamfold.server.s2.resources import ref_of
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.reader import OpenStream
 from streamfold.store.store import StreamStore
@@ -39,13 +39,12 @@ class StreamRequest(msgspec.Struct, frozen=True, gc=False):
 
 def parse_stream_request(request: Request, segment: str, grant: Grant) -> StreamRequest:
     """Parse what a request is about; headers are checked even if they turn out to be unused."""
-    basin, stream = basin_of(request), stream_of(segment)
+    given, ref = request.headers, ref_of(request, segment)
     if grant.stream_prefix:
-        stream = grant.full_stream_name(stream)
-    config = request.headers.get(_CONFIG)
-    key = request.headers.get(_KEY)
+        ref = StreamRef(ref.basin, grant.full_stream_name(ref.stream))
+    config, key = given.get(_CONFIG), given.get(_KEY)
     return StreamRequest(
-        StreamRef(basin, stream),
+        ref,
         grant,
         _NO_LAYER if config is None else headers.parse_stream_config(text_of(config)),
         None if key is None else headers.parse_encryption_key(text_of(key)),
