@@ -235,9 +235,10 @@ def postgres(found: dict[str, dict[str, float]]) -> list[Row]:
     copied, load, backlog = found["first_copy"], found["pgbench"], found["backlog"]
     plain, alone = {"COPY": copied["copy_rows_per_s"]}, {"without ingest": load["alone_per_s"]}
     received = {"pg_recvlogical": backlog["pg_recvlogical_s"]}
+    name = f"first copy of {copied['rows']:,.0f} rows"
     late = pair("ingest behind pgbench at its end", "s", load["behind_s"], {}, more=False)
     return [
-        pair("first copy", "rows/s", copied["rows_per_s"], plain, more=True),
+        pair(name, "rows/s", copied["rows_per_s"], plain, more=True),
         pair("pgbench beside ingest", "transactions/s", load["beside_per_s"], alone, more=True),
         late,
         pair("reading a backlog", "s", backlog["ingest_s"], received, more=False),

@@ -154,7 +154,7 @@ def first_copy(uri: str, served: Served, rows: int, ingester: Ingester, plain: C
           f"{plain.seconds / copied:.2f} x; processor us per row: PostgreSQL {parts[0]:.2f} "
           f"(COPY alone {plain.processor_seconds / rows * 1e6:.2f}), ingester {parts[1]:.2f}, "
           f"server {parts[2]:.2f}")  # fmt: skip
-    found = {"rows_per_s": rows / copied, "copy_rows_per_s": rows / plain.seconds}
+    found = {"rows_per_s": rows / copied, "copy_rows_per_s": rows / plain.seconds, "rows": rows}
     names = ("postgres_us", "ingester_us", "server_us")
     return found | dict(zip(names, parts, strict=True))
 
@@ -223,7 +223,7 @@ def backlog(uri: str, served: Served, seconds: int) -> Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=int, default=10, help="hundred thousands of rows")
+    parser.add_argument("--scale", type=int, default=40, help="hundred thousands of rows")
     parser.add_argument("--seconds", type=int, default=30, help="of each load")
     parser.add_argument("--backend", default="file", help="memory or file")
     given = parser.parse_args()
