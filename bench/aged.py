@@ -64,9 +64,9 @@ class Aging:
             group.create_task(self.report())
 
     async def at_rate(self, per_second: float) -> AsyncIterator[int]:
-        """Yield numbers at this rate until the end."""
+        """Yield numbers at this rate, or as fast as they are taken, until the end."""
         number = 0
-        while (due := self.began + number / per_second) < self.end:
+        while (due := self.began + number / per_second) < self.end and time.monotonic() < self.end:
             await asyncio.sleep(due - time.monotonic())
             yield number
             number += 1
