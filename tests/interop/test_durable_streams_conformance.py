@@ -29,7 +29,7 @@ pytestmark = [
 @pytest.mark.usefixtures("durable_packages")
 def test_every_test_of_the_protocol_passes_on_local_disk_with_fsync(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    options = ["--local-root", str(tmp_path / "store"), "--long-poll", "0.5", "--no-access-log"]
+    options = ["--local-root", str(tmp_path / "store"), "--long-poll", "3", "--no-access-log"]
     options.append("--local-webhooks")
     with serving("--host", "127.0.0.1", *options) as exports:
         done = subprocess.run(

@@ -3,6 +3,6 @@ import { runConformanceTests } from "@durable-streams/server-conformance-tests";
 
 runConformanceTests({
   baseUrl: process.env.STREAMFOLD_URL,
-  longPollTimeoutMs: 500,
+  longPollTimeoutMs: 3000,
   subscriptions: true,
 });
