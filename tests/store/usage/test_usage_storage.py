@@ -18,6 +18,8 @@ from streamfold.store.log import chunks
 from streamfold.store.log.shares import Share
 from streamfold.store.rows import HeldRow, StreamRow
 from streamfold.store.store import StreamStore
+from streamfold.store.upkeep.background import Upkeep
+from streamfold.store.upkeep.due_ranges import Visit
 from streamfold.store.usage import held_bytes
 from streamfold.store.usage.held_bytes import HeldBytes
 from streamfold.testing.engine_faults import CommitFault
@@ -177,6 +179,30 @@ async def test_more_streams_than_are_remembered_may_be_appended_to_while_they_ar
     await store.upkeep()
     assert await stored_rows(bench) == await stored_bytes(bench)
     assert await basin_held_now(store, clock) == 6 * ONE
+
+
+async def test_appends_to_many_streams_are_counted_while_upkeep_visits_all_streams(
+    store: StreamStore, bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = store._supervisor.current
+    assert mounted is not None
+    names = [f"s{n}" for n in range(300)]  # more than a page
+    for name in names:
+        await store.create_stream(BASIN, name)
+    await store.upkeep()
+    monkeypatch.setattr(held_bytes, "_FRESH_MAX", 200)
+    visit = Upkeep._visit
+
+    async def appending(upkeep: Upkeep, key: bytes, row: StreamRow, oldest: int) -> Visit:
+        await store.append(*keys.stream_names(key), bodies("a"))
+        return await visit(upkeep, key, row, oldest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Upkeep, "_visit", appending)
+        clock.pass_seconds(8 * 86_400)  # all streams are due: they keep records for a week
+        await store.upkeep()
+    assert mounted.usage.held.forgotten == 0
+    assert await basin_held_now(store, clock) == 301 * ONE
 
 
 async def test_records_that_were_counted_before_they_were_reported_count_once(

@@ -225,6 +225,7 @@ class Upkeep:
                         rest = key
                         row = rows.decode(value, StreamRow)
                         visits.append(await self._visit(key, row, oldest.get(row.id, 0)))
+                    await self.usage.held.settle_many()  # appends go on meanwhile
                     if out_of_time():
                         rest = page[-1][0] + b"\x00"
                         return
