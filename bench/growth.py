@@ -214,9 +214,9 @@ def main() -> None:
             found.setdefault(case, []).append((size, _in_a_child(case, size)))
             for what, value in found[case][-1][1].items():
                 print(f"{size:>12,} {case:10} {what:50} {value:12.3f}", flush=True)
-    if not options.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(found, indent=1))
+            if not options.quick:
+                RESULTS.parent.mkdir(exist_ok=True)
+                RESULTS.write_text(json.dumps(found, indent=1))
 
 
 def _in_a_child(case: str, size: int) -> Found:
