@@ -204,15 +204,15 @@ async def test_a_slot_that_holds_much_log_is_warned_about(
 async def test_transactions_that_a_slot_waits_for_are_named(
     database: str, s2: S2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
+    messages: asyncio.Queue[str] = asyncio.Queue()
     handler = logging.Handler(logging.WARNING)
-    monkeypatch.setattr(handler, "emit", lambda record: told.put_nowait(record.getMessage()))
+    monkeypatch.setattr(handler, "emit", lambda record: messages.put_nowait(record.getMessage()))
     monkeypatch.setattr(slot.logger, "handlers", [handler])
     execute(database, "CREATE TABLE t (id int PRIMARY KEY)")
     holding = await asyncio.to_thread(hold, database)
     with closing(holding):
         async with ingesting(database, s2, options(database, "t")) as running:
-            message = await asyncio.wait_for(told.get(), 60)
+            message = await asyncio.wait_for(messages.get(), 60)
             assert f"it waits for process {holding.info.backend_pid}: see pg_stat" in message
             holding.close()
             await running.followed()

@@ -191,9 +191,9 @@ class AppendRights:
             grant.require(Operation.APPEND, *ref)
 
     @classmethod
-    def of(cls, grant: Grant, ref: StreamRef) -> AppendRights | None:
-        """The same; None for a caller with all rights, so that nothing is left to check."""
-        return None if grant is ROOT else cls(grant, ref)
+    def of(cls, grant: Grant, ref: StreamRef) -> AppendRights:
+        """The same; one object serves all callers with all rights."""
+        return _ALL_RIGHTS if grant is ROOT else cls(grant, ref)
 
     def check(self, batch: RecordBatch) -> None:
         """Raise unless the caller may append this: records, and each kind of command among them."""
@@ -205,3 +205,18 @@ class AppendRights:
     def _require(self, operation: Operation) -> None:
         if operation not in self._allowed:
             self._grant.require(operation, *self._ref)
+
+
+class _AllRights(AppendRights):
+    """What a caller with all rights may do."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Nothing is looked up."""
+
+    def check(self, batch: RecordBatch) -> None:
+        """Allow everything."""
+
+
+_ALL_RIGHTS: Final = _AllRights()

@@ -302,7 +302,7 @@ def serve(
         _warn(sentence)
     for folder in tables:
         if "://" not in folder and not Path(folder).is_dir():
-            _warn(f"--tables {folder}: there is no such folder yet; the console looks again")
+            _warn(f"--tables {folder}: there is no such folder yet; the console will look for it")
     os.umask(_UMASK)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -66,7 +66,7 @@ class Appends:
         self._instruments = instruments
 
     async def submit(
-        self, stream_request: StreamRequest, rights: AppendRights | None, wanted: AppendInput
+        self, stream_request: StreamRequest, rights: AppendRights, wanted: AppendInput
     ) -> Ticket:
         """Take a slot for a batch; a refusal raises and has no effect."""
         started = perf_counter()
@@ -76,11 +76,10 @@ class Appends:
         return self._ticket(ack, wanted.batch, started)
 
     def try_submit(
-        self, stream_request: StreamRequest, rights: AppendRights | None, wanted: AppendInput
+        self, stream_request: StreamRequest, rights: AppendRights, wanted: AppendInput
     ) -> Ticket | None:
         """`submit` for the usual case, without waiting; None, and no effect, if it is another."""
-        if rights is not None:
-            rights.check(wanted.batch)
+        rights.check(wanted.batch)
         started = perf_counter()
         ack = self._store.appends.try_submit(_append_request(stream_request, wanted))
         return None if ack is None else self._ticket(ack, wanted.batch, started)
@@ -117,7 +116,7 @@ class AppendSession:
         self,
         request: Request,
         stream_request: StreamRequest,
-        rights: AppendRights | None,
+        rights: AppendRights,
         active_grant: ActiveGrant,
         appends: Appends,
         drain_gate: DrainGate,

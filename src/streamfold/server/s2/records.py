@@ -99,7 +99,7 @@ class Records:
         self,
         request: Request,
         stream_request: StreamRequest,
-        rights: AppendRights | None,
+        rights: AppendRights,
         unparsed: _Unparsed,
         wanted: AppendInput | None,
     ) -> Ticket:
@@ -116,7 +116,7 @@ class Records:
             return await self._appends.submit(stream_request, rights, wanted)
 
     async def _open_append_session(
-        self, request: Request, stream_request: StreamRequest, rights: AppendRights | None
+        self, request: Request, stream_request: StreamRequest, rights: AppendRights
     ) -> None:
         async with open_stream(self._store, stream_request, on_append=True):
             pass  # the stream exists, and the key fits
