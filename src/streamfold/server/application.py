@@ -89,20 +89,21 @@ class Application:
         refusal = self._pages.judge(request)
         if refusal is not None:
             return _refuse(request, 403, refusal.code, refusal.message)
-        if self._pages.enabled and cors.is_preflight(request):
+        if request.method == "OPTIONS" and self._pages.enabled and cors.is_preflight(request):
             return cors.answer_preflight(request)
         if (malformed := _malformed(request)) is not None:
             return malformed
-        path = request.raw_path
-        if request.running.on_connection > CONNECTION_REQUESTS_MAX:
+        path, running = request.raw_path, request.running
+        if running.on_connection > CONNECTION_REQUESTS_MAX:
             raise ServerBusyError(CONNECTION_REQUESTS_MAX, "connection")
-        if path not in _ALWAYS_OPEN:
-            self._require_room(request.running.of_client)
+        always_open = path in _ALWAYS_OPEN
+        if not always_open:
+            self._require_room(running.of_client)
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:
             return self._durable.handle(request)
-        if draining and path not in _ALWAYS_OPEN:
+        if draining and not always_open:
             raise StoreClosingError
         if match is None:
             return _refuse(request, 404, "not_found", f"there is nothing at {path[:200]!r}")

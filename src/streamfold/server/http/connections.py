@@ -113,6 +113,8 @@ class _Socket(NamedTuple):
 
 @dataclass(slots=True)
 class _Usage:
+    #: Whose connection it is (`client_of`).
+    client: str
     #: Requests under way.
     requests: int = 0
     #: When the last one ended.
@@ -157,18 +159,19 @@ class Connections:
         """Count a request on the connection of `peer`."""
         usage = self._usage.get(peer)
         if usage is None:
-            usage = self._usage[peer] = _Usage()
+            usage = self._usage[peer] = _Usage(client_of(peer[0]))
         usage.requests += 1
-        client = client_of(peer[0])
+        client = usage.client
         of_client = self._of_client[client] = self._of_client.get(client, 0) + 1
         return Running(usage.requests, of_client)
 
     def end(self, peer: Peer) -> None:
-        client = client_of(peer[0])
-        self._of_client[client] -= 1
-        if not self._of_client[client]:
-            del self._of_client[client]
         usage = self._usage[peer]
+        left = self._of_client[usage.client] - 1
+        if left:
+            self._of_client[usage.client] = left
+        else:
+            del self._of_client[usage.client]
         usage.requests -= 1
         if not usage.requests:
             usage.idle_since = _now()

@@ -77,8 +77,9 @@ class PagePolicy:
     def judge(self, request: Request) -> Refusal | None:
         """Why the request is refused, if it is; adds the headers that its answer needs."""
         request.added_headers = self._plain
+        given = request.headers
         if self._known_hosts is not None:
-            authority = _authority(request)
+            authority = given.get(b"host") or given.get(b":authority")
             if authority and not self._is_own_name(authority):
                 return Refusal(
                     "host_not_allowed",
@@ -86,9 +87,10 @@ class PagePolicy:
                     "one of its names: use localhost or an address, or start it with --public-url, "
                     "--host or --auth",
                 )
-        origin = request.headers.get(b"origin")
+        origin = given.get(b"origin")
         if origin is None:
-            return self._judge_embedding(request) if self._refusing else None
+            judged = self._refusing and b"sec-fetch-site" in given
+            return self._judge_embedding(request) if judged else None
         if self._allows(origin):
             granted = b"*" if self._any else origin
             allowed = (b"access-control-allow-origin", granted)

@@ -31,8 +31,10 @@ def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
     @wraps(function)
     def call(*texts: Texts.args, **none: Texts.kwargs) -> Result:
         # First what nearly every call needs: several calls of this are made for each request.
-        if texts in known:
+        try:
             return known[texts]
+        except KeyError:
+            pass
         result = function(*texts, **none)
         if sum(map(len, cast("tuple[Sized, ...]", texts))) <= SHORT_MAX:
             if len(known) >= KEPT:
