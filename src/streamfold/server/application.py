@@ -91,14 +91,15 @@ class Application:
             return _refuse(request, 403, refusal.code, refusal.message)
         if request.method == "OPTIONS" and self._pages.enabled and cors.is_preflight(request):
             return cors.answer_preflight(request)
-        if (malformed := _malformed(request)) is not None:
-            return malformed
-        path, running = request.raw_path, request.running
+        path, running, host = request.raw_path, request.running, request.headers.get(b"host")
+        if not path.startswith("/") or (host is not None and not _is_host(host)):
+            return _answer_malformed(request, host)
         if running.on_connection > CONNECTION_REQUESTS_MAX:
             raise ServerBusyError(CONNECTION_REQUESTS_MAX, "connection")
         always_open = path in _ALWAYS_OPEN
-        if not always_open:
-            self._require_room(running.of_client)
+        free = self._requests_max - self._gate.inside
+        if not always_open and (free < 0 or running.of_client > _CLIENT_SHARE * (free + 1)):
+            raise self._no_room(free, running.of_client)
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:
@@ -114,26 +115,21 @@ class Application:
             return _refuse(request, 405, "method_not_allowed", what, allow)
         return handler(request, *match.segments)
 
-    def _require_room(self, of_client: int) -> None:
-        """Raise unless there is room for a request, the `of_client`-th of its client under way."""
-        free = self._requests_max - self._gate.inside
+    def _no_room(self, free: int, of_client: int) -> ServerBusyError:
+        """The refusal of a request, the `of_client`-th of its client under way."""
         if free < 0:
-            raise ServerBusyError(self._requests_max, "server")
-        if of_client > _CLIENT_SHARE * (free + 1):
-            raise ServerBusyError(of_client - 1, "address")
+            return ServerBusyError(self._requests_max, "server")
+        return ServerBusyError(of_client - 1, "address")
 
 
-def _malformed(request: Request) -> Awaitable[None] | None:
-    """The answer to a request with a malformed target or host; None if both are well-formed."""
-    host = request.headers.get(b"host")
+def _answer_malformed(request: Request, host: bytes | None) -> Awaitable[None]:
+    """The answer to a request with a malformed host or target."""
     if host is not None and not _is_host(host):
         message = (
             f"host {text_of(host)[:80]!r} is not a name or an address: send the one you reached"
         )
         return _refuse(request, 400, "bad_header", message)
     path = request.raw_path
-    if path.startswith("/"):
-        return None
     if path == "*" and request.method == "OPTIONS":
         return request.respond(204, ((b"allow", _METHODS),))
     message = f"target {path[:80]!r} is not a path: send one that begins with a slash"

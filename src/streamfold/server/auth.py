@@ -37,13 +37,10 @@ class Access:
     def __init__(self, account: Account, root: Secret | None) -> None:
         self._account = account
         self._root = root
+        #: Whether every caller has all rights.
+        self.open = root is None
         #: Tasks that wait for a token to become invalid, by the header that carries it.
         self._lapses: dict[str, _Lapse] = {}
-
-    @property
-    def open(self) -> bool:
-        """Whether every caller has all rights."""
-        return self._root is None
 
     async def grant(self, request: Request) -> Grant:
         """The rights of the caller; UnauthenticatedError if it cannot prove that it has any."""

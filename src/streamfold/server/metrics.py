@@ -53,6 +53,10 @@ class Histogram:
         if len(self._uncounted) >= _UNCOUNTED_MAX:
             self._count()
 
+    def observe_all(self, values: Sequence[float]) -> None:
+        self._uncounted += values
+        self._count()
+
     def _count(self) -> None:
         indices = np.searchsorted(
             self._bounds, self._uncounted
@@ -92,14 +96,23 @@ class AppendMetrics(Collector):
         self.batch_bytes = Histogram(
             "s2_append_batch_bytes", "Metered bytes in a batch", BYTES_BUCKETS
         )
+        #: What `sequenced` was called with, one value after the other.
+        self._uncounted: list[float] = []
 
     def sequenced(self, seconds: float, records: int, metered: int) -> None:
         """Count the seconds until a batch had its slot in the stream."""
-        self.permit_latency.observe(seconds)
-        self.batch_records.observe(records)
-        self.batch_bytes.observe(metered)
+        self._uncounted += (seconds, records, metered)
+        if len(self._uncounted) >= _UNCOUNTED_MAX:
+            self._count()
+
+    def _count(self) -> None:
+        self.permit_latency.observe_all(self._uncounted[0::3])
+        self.batch_records.observe_all(self._uncounted[1::3])
+        self.batch_bytes.observe_all(self._uncounted[2::3])
+        self._uncounted.clear()
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
+        self._count()
         yield self.permit_latency.family()
         yield self.ack_latency.family()
         yield self.batch_records.family()

@@ -69,9 +69,12 @@ def test_a_match_names_the_methods_of_its_path(router: Router) -> None:
 def test_a_memoized_function_returns_what_the_function_returns(
     calls: list[tuple[str, str]],
 ) -> None:
-    memoized = memoize_short(lambda first, second: (len(first), second))
-    for first, second in calls * 2:
-        assert memoized(first, second) == (len(first), second)
+    def look_at(texts: tuple[str, str]) -> tuple[int, str]:
+        return len(texts[0]), texts[1]
+
+    memoized = memoize_short(look_at)
+    for texts in calls * 2:
+        assert memoized(texts) == look_at(texts)
 
 
 def test_results_for_short_texts_are_computed_once_and_those_for_long_ones_each_time() -> None:

@@ -197,7 +197,9 @@ async def test_addresses_of_one_ipv6_network_are_one_client_of_those_that_wait_f
         scope = {
             "method": "POST",
             "client": (address, "1"),
+            "http_version": "1.1",
             "raw_path": b"/",
+            "query_string": b"",
             "headers": [(b"content-length", b"1048576")],
         }
         request = Request(scope, receive, send, budget, ResponseBudget(), pool)

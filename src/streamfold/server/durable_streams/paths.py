@@ -47,8 +47,11 @@ class StreamPath(NamedTuple):
 
 
 @memoize_short
-def parse_stream_path(raw_path: str, default_basin: BasinName) -> StreamPath | None:
-    """The stream path that a raw path spells; None if it cannot name a stream."""
+def parse_stream_path(path_and_basin: tuple[str, BasinName]) -> StreamPath | None:
+    """The stream path that a raw path spells, where `ROOT` stands for a basin; None if it cannot name
+    a stream.
+    """
+    raw_path, default_basin = path_and_basin
     if raw_path.startswith(ROOT):
         segments = raw_path[len(ROOT) :].split("/")
         segments, part, position = _split_part(segments)

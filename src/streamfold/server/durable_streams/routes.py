@@ -119,7 +119,7 @@ class DurableStreamsFace:
             if path.startswith(_CONTROLS):
                 await self._subscriptions.handle(request, path[len(_CONTROLS) - 1 :])
                 return
-            stream_path = parse_stream_path(path, self._default_basin)
+            stream_path = parse_stream_path((path, self._default_basin))
             if stream_path is not None:
                 path = stream_path.path
                 await self._dispatch(request, stream_path)

@@ -280,7 +280,7 @@ def _fork(options: CreateOptions, source: StreamName | None) -> ForkSpec | None:
 
 def source_of(path: str, basin: BasinName) -> StreamName:
     """The stream that a fork names as its source; it must be in the basin of the fork."""
-    source = parse_stream_path(path, basin)
+    source = parse_stream_path((path, basin))
     if source is None or source.part is not None:
         raise StreamNotFoundError(basin, path)
     if source.basin != basin:

@@ -96,14 +96,17 @@ class AccessLog:
 def _line(request: Request, seconds: float) -> bytes:
     """Unix seconds at the end of the request, client, request, and the milliseconds it took."""
     start = _describe(
-        request.raw_path[:_TEXT_MAX],
-        request.method[:_FIELD_MAX],
-        request.client,
-        request.http_version,
-        request.headers.get(_BASIN, b"")[:_FIELD_MAX],
+        (
+            request.raw_path[:_TEXT_MAX],
+            request.method[:_FIELD_MAX],
+            request.connection[0],
+            request.http_version,
+            request.headers.get(_BASIN, b"")[:_FIELD_MAX],
+        )
     )
-    query = _shown(request.query[:_TEXT_MAX])
-    asked = b',"query":' + _encode(query) if query else b""
+    asked = b""
+    if request.raw_query:
+        asked = b',"query":' + _encode(_shown(request.query[:_TEXT_MAX]))
     return b'{"time":%.3f%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
         time(),
         start,
@@ -117,7 +120,7 @@ def _line(request: Request, seconds: float) -> bytes:
 
 def _shown(query: str) -> str:
     """The query without parameters that may be secret."""
-    return "&".join(map(_shown_parameter, query.split("&"))) if query else ""
+    return "&".join(map(_shown_parameter, query.split("&")))
 
 
 def _shown_parameter(text: str) -> str:
@@ -127,8 +130,9 @@ def _shown_parameter(text: str) -> str:
 
 
 @memoize_short
-def _describe(path: str, method: str, client: str, http: str, basin: bytes) -> bytes:
+def _describe(request: tuple[str, str, str, str, bytes]) -> bytes:
     """The part of a line that is the same for many requests."""
+    path, method, client, http, basin = request
     path = _SECRET.sub(_HIDDEN, path)
     fields = {"client": client, "http": http, "method": method, "path": path}
     if basin:

@@ -21,15 +21,12 @@ class DrainGate:
         self.expired = asyncio.Event()
         #: By whether they are of a reader that follows a stream.
         self._callbacks: dict[Callable[[], None], bool] = {}
-        self._inside: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        #: Requests under way.
+        self.inside = 0
         #: Set whenever the last request has left; meaningful only while draining.
         self._emptied = asyncio.Event()
         self._last_left = float("-inf")
-
-    @property
-    def inside(self) -> int:
-        """Requests under way."""
-        return len(self._inside)
 
     @property
     def waits(self) -> int:
@@ -38,12 +35,14 @@ class DrainGate:
 
     def enter(self, task: asyncio.Task[Any]) -> None:
         """Count a task as a request under way, until it leaves."""
-        self._inside.add(task)
+        self._tasks.add(task)
+        self.inside += 1
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        self._inside.discard(task)
-        self._last_left = monotonic()
-        if not self._inside:
+        self._tasks.remove(task)
+        self.inside -= 1
+        if not self.inside:
+            self._last_left = monotonic()
             self._emptied.set()
 
     def when_draining(self, callback: Callable[[], None], *, follows: bool = True) -> None:
@@ -71,13 +70,13 @@ class DrainGate:
         await self._wait_until_empty(None)
 
     async def linger(self, seconds: float) -> None:
-        """Return this many seconds after the last request has left."""
+        """Return this many seconds after the last request has left; call it when none is inside."""
         await asyncio.sleep(max(0.0, self._last_left + seconds - monotonic()))
 
     async def _wait_until_empty(self, max_wait: float | None) -> bool:
         try:
             async with asyncio.timeout(max_wait):
-                while self._inside:
+                while self.inside:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:
@@ -85,7 +84,7 @@ class DrainGate:
         return True
 
     def _cut_off(self) -> None:
-        for task in self._inside:
+        for task in self._tasks:
             task.cancel()
 
 

@@ -67,7 +67,8 @@ class RequestBudget:
         self.cut_off = 0
         self._seconds = seconds
         self._enough = int(PACE_MIN * seconds)
-        self._waiting: dict[Upload, None] = {}
+        #: Bodies for which the server waits.
+        self.waiting: dict[Upload, None] = {}
         #: Checks so far.
         self.looks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -90,12 +91,9 @@ class RequestBudget:
                 del waiting[client]
 
     def wait(self, upload: Upload) -> None:
-        self._waiting[upload] = None
+        self.waiting[upload] = None
         if self._timer is None:
             self._set_timer(upload.task.get_loop())
-
-    def stop_waiting(self, upload: Upload) -> None:
-        self._waiting.pop(upload, None)
 
     def end_window(self, upload: Upload) -> None:
         """Begin a new window; RequestTimeoutError if the last one brought too little."""
@@ -120,7 +118,7 @@ class RequestBudget:
             self._interrupt_slowest(1, lambda upload: upload.reserved_at)
         if self.files.waiting:
             self._interrupt_slowest(self.files.waiting, lambda upload: upload.file_at)
-        for upload in tuple(self._waiting):
+        for upload in tuple(self.waiting):
             silent = self.looks - upload.heard
             if silent > _LOOKS_UNDER_PRESSURE and self._is_in_the_way(upload):
                 self._interrupt(upload)
@@ -130,7 +128,7 @@ class RequestBudget:
                 else:
                     upload.begin_window(self.looks)
             upload.since_look = 0
-        if self._waiting:
+        if self.waiting:
             self._set_timer(loop)
 
     def _is_in_the_way(self, upload: Upload) -> bool:
@@ -144,7 +142,7 @@ class RequestBudget:
         enough = PACE_UNDER_PRESSURE * self._seconds / _LOOKS
         slow = [
             upload
-            for upload in self._waiting
+            for upload in self.waiting
             if held_since(upload) < self.looks - 1 and upload.since_look < enough
         ]
         for upload in nsmallest(count, slow, key=lambda upload: upload.since_look):
@@ -152,7 +150,7 @@ class RequestBudget:
 
     def _interrupt(self, upload: Upload) -> None:
         self.cut_off += 1
-        self.stop_waiting(upload)
+        self.waiting.pop(upload, None)
         upload.interrupted = True
         upload.task.cancel()
 
@@ -201,7 +199,7 @@ class Upload:
     def came(self, size: int) -> None:
         """Count what came; RequestTimeoutError if it came too slowly."""
         request_budget = self._budget
-        request_budget.stop_waiting(self)
+        request_budget.waiting.pop(self, None)
         self.in_window += size
         self.since_look += size
         self.heard = request_budget.looks
@@ -210,7 +208,7 @@ class Upload:
 
     def give_up(self) -> None:
         """The wait was cancelled: RequestTimeoutError if that was because the client is too slow."""
-        self._budget.stop_waiting(self)
+        self._budget.waiting.pop(self, None)
         if self.interrupted:
             self.interrupted = False
             self.task.uncancel()

@@ -32,7 +32,8 @@ Message: TypeAlias = MutableMapping[str, Any]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Buffer: TypeAlias = bytes | memoryview
 
-#: The type of messages that have a part of the body.
+#: The type of the message that has status and headers, and of those that have a part of the body.
+START: Final = "http.response.start"
 BODY: Final = "http.response.body"
 #: Bytes handed over at once, of an answer for which memory is reserved.
 PIECE: Final = 64 << 10

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Sequence, Sized
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from operator import itemgetter
-from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from streamfold.model.access_tokens import Operation
 
@@ -15,7 +14,7 @@ from streamfold.model.access_tokens import Operation
 KEPT: Final = 4096
 SHORT_MAX: Final = 1024
 
-Texts = ParamSpec("Texts")
+Texts = TypeVar("Texts", bound="str | bytes | tuple[str | bytes, ...]")
 Result = TypeVar("Result")
 #: Takes the request and the segments that stand at the pattern's placeholders, still encoded.
 Handler: TypeAlias = Callable[..., Awaitable[None]]
@@ -24,25 +23,32 @@ _PLACEHOLDER: Final = "{}"
 _REST: Final = "{...}"
 
 
-def memoize_short(function: Callable[Texts, Result]) -> Callable[Texts, Result]:
-    """`function`, with its results for short texts cached."""
-    known: dict[object, Result] = {}
+class _Results(dict[Texts, Result], Generic[Texts, Result]):
+    """Results of a function by its argument."""
 
-    @wraps(function)
-    def call(*texts: Texts.args, **none: Texts.kwargs) -> Result:
-        # First what nearly every call needs: several calls of this are made for each request.
-        try:
-            return known[texts]
-        except KeyError:
-            pass
-        result = function(*texts, **none)
-        if sum(map(len, cast("tuple[Sized, ...]", texts))) <= SHORT_MAX:
-            if len(known) >= KEPT:
-                known.clear()
-            known[texts] = result
+    def __init__(self, function: Callable[[Texts], Result]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, texts: Texts) -> Result:
+        result = self._function(texts)
+        if _length(texts) <= SHORT_MAX:
+            if len(self) >= KEPT:
+                self.clear()
+            self[texts] = result
         return result
 
-    return call
+
+def memoize_short(function: Callable[[Texts], Result]) -> Callable[[Texts], Result]:
+    """`function` of a text, or of a tuple of texts, with its results for short ones cached.
+
+    A known result is looked up without a call in Python: each request looks up several.
+    """
+    return _Results(function).__getitem__
+
+
+def _length(texts: str | bytes | tuple[str | bytes, ...]) -> int:
+    return sum(map(len, texts)) if isinstance(texts, tuple) else len(texts)
 
 
 class OtherRule(enum.Enum):

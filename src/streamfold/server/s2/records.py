@@ -5,13 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-import msgspec
-
 from streamfold.model.access_tokens import Operation
 from streamfold.model.grants import ROOT
 from streamfold.records import AppendInput
 from streamfold.server.auth import Access, AppendRights
-from streamfold.server.http.bodies import JSON, PROTO, Body, answer, compression_of
+from streamfold.server.http.bodies import (
+    JSON,
+    PROTO,
+    Body,
+    answer,
+    body_too_large,
+    compression_of,
+)
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES, ArrivalOrder
 from streamfold.server.http.request import Request, text_of
@@ -66,7 +71,7 @@ class Records:
 
     async def append(self, request: Request, segment: str) -> None:
         given = request.headers
-        negotiated = _negotiate_append(given.get(b"content-type", b""), given.get(b"accept", b""))
+        negotiated = _negotiate_append((given.get(b"content-type", b""), given.get(b"accept", b"")))
         grant = ROOT if self._access.open else await self._access.grant(request)
         stream_request = parse_stream_request(request, segment, grant)
         rights = AppendRights.of(grant, stream_request.ref)
@@ -80,7 +85,9 @@ class Records:
                 record_format = headers.parse_format(text_of(given[_FORMAT]))
         compression = compression_of(request, encoding)
         parts = await request.body_parts(BODY_MAX)
-        unparsed = _Unparsed(Body.of(parts, compression, encoding, BODY_MAX), record_format)
+        if parts is None:
+            raise body_too_large(encoding, BODY_MAX)
+        unparsed = _Unparsed(parts, compression, encoding, record_format)
         wanted, ticket = unparsed.parse_light(), None
         if wanted is not None and self._order.nothing_waits:
             ticket = self._appends.try_submit(stream_request, rights, wanted)
@@ -212,34 +219,33 @@ class Records:
             await self._followers.serve(request, opening, active_grant, presentation)
 
 
-class _Unparsed(msgspec.Struct, frozen=True, gc=False):
+class _Unparsed(Body, frozen=True, gc=False):
     """An append as it arrived."""
 
-    body: Body
     #: How the bytes of records are written, if it is JSON.
     record_format: RecordFormat
 
     def parse_light(self) -> AppendInput | None:
         """What it asks for, if that takes milliseconds at most; None if it is work for a thread."""
-        if not self.body.light:
+        body = self.inflate_light()
+        if body is None:
             return None
-        body = self.body.inflated()
-        if self.body.encoding is _PROTO:
+        if self.encoding is _PROTO:
             return records_proto.decode_light_body(body)
         if not records_json.is_light(body):
             return None
         return records_json.decode_append_body(body, self.record_format)
 
     def parse(self) -> AppendInput:
-        body = self.body.inflated()
-        if self.body.encoding is Encoding.PROTO:
+        body = self.inflated()
+        if self.encoding is Encoding.PROTO:
             return records_proto.decode_append_body(body)
         return records_json.decode_append_body(body, self.record_format)
 
 
 @memoize_short
-def _negotiate_append(content_type: bytes, accept: bytes) -> Negotiated:
-    return negotiate_append(text_of(content_type), text_of(accept))
+def _negotiate_append(content_type_and_accept: tuple[bytes, bytes]) -> Negotiated:
+    return negotiate_append(*map(text_of, content_type_and_accept))
 
 
 def _answer_size(batch: ReadBatch) -> int:

@@ -212,13 +212,9 @@ def basin_of(request: Request) -> BasinName:
     return _parse_basin(request.headers.get(_BASIN))
 
 
-def ref_of(request: Request, segment: str) -> StreamRef:
-    """The stream that the request's header and a segment of its path name."""
-    return _parse_ref(request.headers.get(_BASIN), segment)
-
-
 @lru_cache(NAMES_KEPT)
-def _parse_ref(basin: bytes | None, segment: str) -> StreamRef:
+def parse_ref(basin: bytes | None, segment: str) -> StreamRef:
+    """The stream that a request's header and a segment of its path name."""
     return StreamRef(_parse_basin(basin), stream_of(segment))
 
 

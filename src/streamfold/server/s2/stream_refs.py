@@ -12,7 +12,7 @@ from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.grants import Grant
 from streamfold.model.names import StreamRef
 from streamfold.server.http.request import Request, text_of
-from streamfold.server.s2.resources import ref_of
+from streamfold.server.s2.resources import parse_ref
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.reader import OpenStream
 from streamfold.store.store import StreamStore
@@ -20,6 +20,7 @@ from streamfold.wire.s2 import headers
 from streamfold.wire.s2.headers import EncryptionKey
 
 _NO_LAYER: Final = StreamConfigLayer()
+_BASIN: Final = headers.BASIN.encode()
 _CONFIG: Final = headers.STREAM_CONFIG.encode()
 _KEY: Final = headers.ENCRYPTION_KEY.encode()
 
@@ -39,7 +40,8 @@ class StreamRequest(msgspec.Struct, frozen=True, gc=False):
 
 def parse_stream_request(request: Request, segment: str, grant: Grant) -> StreamRequest:
     """Parse what a request is about; headers are checked even if they turn out to be unused."""
-    given, ref = request.headers, ref_of(request, segment)
+    given = request.headers
+    ref = parse_ref(given.get(_BASIN), segment)
     if grant.stream_prefix:
         ref = StreamRef(ref.basin, grant.full_stream_name(ref.stream))
     config, key = given.get(_CONFIG), given.get(_KEY)

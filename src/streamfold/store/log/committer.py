@@ -113,11 +113,12 @@ class Committer:
         if self._refusal is not None:
             self._admission.release(log.fail((), self._refusal, self._refusal))
             return
+        if not self._dirty:
+            self._wake.set()  # it stays set while anything is pending
         if log.id not in self._dirty:
             self._touched += 1
         # Another log of the stream may be there, which had nothing to commit and left memory since.
         self._dirty[log.id] = log
-        self._wake.set()
         if self._gathering:
             self._settled.set()  # to check whether there is enough now
 

@@ -17,7 +17,6 @@ from streamfold.wire.s2.errors import BadFrameError, BadProtoError
 from streamfold.wire.s2.frames import BODY_MAX, Frame, frame_head
 
 #: First byte of a field: its number and type. A varint, or bytes after a length.
-_ACK_START, _ACK_END, _ACK_TAIL = b"\x0a", b"\x12", b"\x1a"
 _BATCH_TAIL = b"\x12"
 #: Of a position: at most 22 bytes.
 _LENGTHS = tuple(bytes((length,)) for length in range(23))
@@ -79,9 +78,17 @@ def _bad_frame(error: MalformedError) -> BadFrameError:
 
 def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
     """An AppendAck in which all three positions are present, even where they are zero."""
-    first, last = _position(start), _position(end)
-    newest = last if tail is end else _position(tail)
-    return _ACK_START + first + _ACK_END + last + _ACK_TAIL + newest
+    first = encode_position(start.seq_num, start.timestamp)
+    last = encode_position(end.seq_num, end.timestamp)
+    newest = last if tail is end else encode_position(tail.seq_num, tail.timestamp)
+    return b"\x0a%c%b\x12%c%b\x1a%c%b" % (
+        len(first),
+        first,
+        len(last),
+        last,
+        len(newest),
+        newest,
+    )
 
 
 def encode_read_batch(payload: bytes, tail: StreamPosition | None = None) -> bytes:
