@@ -40,6 +40,9 @@ DRAFTS = ".streamfold-drafts"
 LOCK = "lock"
 #: Folders remembered as being on disk: a bound on memory, not on folders.
 KNOWN_FOLDERS_MAX = 10_000
+#: Bytes that are written at once at most. Linux gives a file memory in pieces as large as what is
+#: written at once; on a virtual machine, a copy to pieces of 1 MiB or more may take five times as long.
+WRITE_AT_ONCE = 512 << 10
 
 
 class DurableTree:
@@ -193,7 +196,7 @@ class Draft:
         """Append all of `data`."""
         rest = memoryview(data)
         while rest:
-            rest = rest[os.write(self.descriptor, rest) :]
+            rest = rest[os.write(self.descriptor, rest[:WRITE_AT_ONCE]) :]
 
     def close(self) -> None:
         """Close the file and remove its draft name."""
