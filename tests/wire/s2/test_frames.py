@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from itertools import cycle
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,6 +147,46 @@ def test_frames_come_out_in_order_however_their_bytes_are_cut(
         frames += decode_all(decoder, raw[start:end])
     decoder.finish()
     assert frames == [Frame(message, reconnect_advised=adv) for message, _, adv in messages]
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 20_000), max_size=6),
+    st.lists(st.sampled_from([1, 3, 100, 4095, 4096, 9000]), min_size=1, max_size=12),
+)
+def test_frames_come_out_in_order_in_pieces_of_any_size(sizes: list[int], cuts: list[int]) -> None:
+    bodies = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    raw = b"".join(map(encode_frame, bodies))
+    decoder, frames = FrameDecoder(), list[Frame]()
+    at = 0
+    for cut in cycle(cuts):
+        assert decoder.empty == (sum(map(len, map(encode_frame, bodies[: len(frames)]))) == at)
+        if at >= len(raw):
+            break
+        frames += decode_all(decoder, raw[at : at + cut])
+        at = min(at + cut, len(raw))
+    decoder.finish()
+    assert [frame.body for frame in frames] == bodies
+
+
+def test_a_decoder_holds_little_more_than_the_unfinished_frame() -> None:
+    frame = encode_frame(bytes(1000))
+    decoder = FrameDecoder()
+    decoder.feed(frame[:3])
+    tracemalloc.start()
+    try:
+        for _ in range(500):  # never at the end of a frame
+            frames = decode_all(decoder, frame[3:] + frame[:3])
+            assert [len(found.body) for found in frames] == [1000]
+        assert tracemalloc.get_traced_memory()[0] < 10_000
+        decoder = FrameDecoder()
+        decoder.feed(encode_frame(bytes(BODY_MAX))[:4])
+        for _ in range(100_000):
+            decoder.feed(b"ab" * 2)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * 400_000
 
 
 def test_frames_come_out_when_bytes_arrive_one_by_one() -> None:

@@ -25,6 +25,10 @@ FRAME_MAX = 2 << 20
 BODY_MAX = FRAME_MAX - 1
 
 _LENGTH_SIZE = 3
+_HEAD_SIZE = _LENGTH_SIZE + 1
+#: Bytes of a piece from which a decoder keeps it as it is: many small ones would take many times their
+#: size as objects.
+_PART_MIN = 4 << 10
 _STATUS_SIZE = 2
 _TERMINAL = 0x80
 _COMPRESSION_MASK = 0x60
@@ -87,17 +91,27 @@ class FrameDecoder:
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        #: What was fed and not taken, as it came: a large frame is copied once, when it is complete.
+        self._parts: list[bytes | bytearray] = []
+        #: Where the next frame begins in the first part, and how many bytes there are from there on.
+        self._start = 0
+        self._held = 0
         self._refusal: BadFrameError | None = None
 
     @property
     def empty(self) -> bool:
         """Whether no frame is begun."""
-        return not self._buffer
+        return not self._held
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the session, cut anywhere."""
-        self._buffer += data
+        self._held += len(data)
+        if len(data) >= _PART_MIN:
+            self._parts.append(data)
+        elif self._parts and isinstance(self._parts[-1], bytearray):
+            self._parts[-1] += data
+        elif data:
+            self._parts.append(bytearray(data))
 
     def next_frame(self) -> Frame | None:
         """The next frame, or None until more bytes are fed."""
@@ -120,29 +134,61 @@ class FrameDecoder:
 
     def _refuse(self, error: BadFrameError) -> BadFrameError:
         self._refusal = error
-        self._buffer.clear()
+        self._parts.clear()
+        self._start = self._held = 0
         return error
 
     def finish(self) -> None:
         """Refuse a session that ends in the middle of a frame; call when no frame is left."""
         if self._refusal is not None:
             raise self._refusal
-        if self._buffer:
-            raise BadFrameError(f"the session ends {len(self._buffer)} bytes into a frame")
+        if self._held:
+            raise BadFrameError(f"the session ends {self._held} bytes into a frame")
 
     def _next_packed(self) -> PackedFrame | None:
-        if len(self._buffer) < _LENGTH_SIZE:
+        if self._held < _LENGTH_SIZE:
             return None
-        length = int.from_bytes(self._buffer[:_LENGTH_SIZE], "big")
+        head = self._copy(0, _HEAD_SIZE)
+        length = int.from_bytes(head[:_LENGTH_SIZE], "big")
         if not 1 <= length <= FRAME_MAX:
             raise BadFrameError(f"frame length {length} must be 1 to {FRAME_MAX} bytes")
         end = _LENGTH_SIZE + length
-        if len(self._buffer) < end:
+        if self._held < end:
             return None
-        flag = self._buffer[_LENGTH_SIZE]
-        body = bytes(memoryview(self._buffer)[_LENGTH_SIZE + 1 : end])
-        del self._buffer[:end]
-        return PackedFrame(flag, body)
+        body = self._copy(_HEAD_SIZE, end)
+        self._drop(end)
+        return PackedFrame(head[-1], body)
+
+    def _copy(self, start: int, end: int) -> bytes:
+        """Bytes of the next frame, by their offsets in it; fewer if fewer were fed."""
+        start += self._start
+        end += self._start
+        first = self._parts[0]
+        if end <= len(first):
+            return bytes(first[start:end])  # nearly always: most frames are small
+        pieces: list[memoryview] = []
+        for part in self._parts:
+            if start < len(part):
+                pieces.append(memoryview(part)[max(start, 0) : end])
+            start -= len(part)
+            end -= len(part)
+            if end <= 0:
+                break
+        return b"".join(pieces)
+
+    def _drop(self, size: int) -> None:
+        """Forget the first `size` bytes."""
+        self._held -= size
+        self._start += size
+        parts, used = self._parts, 0
+        while used < len(parts) and self._start >= len(parts[used]):
+            self._start -= len(parts[used])
+            used += 1
+        del parts[:used]
+        if parts and isinstance(first := parts[0], bytearray):
+            # Small pieces may be added to it without end.
+            del first[: self._start]
+            self._start = 0
 
 
 def encode_frame(
