@@ -60,10 +60,14 @@ class DurableTree:
     def open_draft(self) -> Draft:
         """Return a new file that no reader can see."""
         folder = self._root / DRAFTS
-        folder.mkdir(exist_ok=True)
         while True:
             path = folder / uuid.uuid4().hex
-            draft = Draft(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            try:
+                descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            except FileNotFoundError:
+                folder.mkdir(exist_ok=True)
+                continue
+            draft = Draft(path, descriptor)
             if _try_lock(draft.descriptor) and os.fstat(draft.descriptor).st_nlink:
                 return draft
             draft.close()  # a process that opens the store removed it before it was locked
@@ -82,6 +86,7 @@ class DurableTree:
         self._secure_folder(target.parent)
         if replace:
             draft.path.replace(target)
+            draft.renamed = True
         else:
             self._link(draft.path, target)
         self._sync_effect(target)
@@ -191,6 +196,8 @@ class Draft:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.descriptor = descriptor
+        #: Whether it has another name instead of its draft name.
+        self.renamed = False
 
     def write(self, data: bytes | bytearray) -> None:
         """Append all of `data`."""
@@ -201,8 +208,9 @@ class Draft:
     def close(self) -> None:
         """Close the file and remove its draft name."""
         os.close(self.descriptor)
-        with suppress(FileNotFoundError):  # the usual case: renamed to its final name
-            self.path.unlink()
+        if not self.renamed:
+            with suppress(FileNotFoundError):  # another process took it for a dead one's
+                self.path.unlink()
 
 
 def _try_lock(descriptor: int) -> bool:
