@@ -33,7 +33,7 @@ from streamfold.store.settings import StoreSettings
 #: Metered bytes from which a commit counts as large, and those that must be pending before another
 #: commit starts beside a large one: with less, most of the work would be that of each commit and file.
 _LARGE: Final = 256 << 10
-_BESIDE_LARGE: Final = 1 << 20
+_BESIDE_LARGE: Final = 2 << 20
 #: Streams in one commit: taking and settling each holds the event loop for 10 us.
 _STREAMS_MAX: Final = 1000
 
