@@ -95,6 +95,8 @@ class Mount:
         self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
         #: Called when the row of a stream has become durable.
         self.on_stream_written: Callable[[StreamRef, StreamRow], None] = lambda ref, row: None
+        #: Called when the first content of a new stream has become durable with it.
+        self.on_content: Callable[[Share], None] = lambda share: None
         #: Called when records have become durable, before acks resolve and followers wake.
         self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
         self._settings = settings
@@ -207,6 +209,10 @@ class Mount:
             await self.committer.write([*changed, *ops], content)
         finally:
             self.idle.end_change(ref)
+        if content is not None and content.chunks:
+            for stored_bytes in content.stored_bytes:
+                self.live.add(stored_bytes)
+            self.on_content(content)
         if row is not None:
             self.on_stream_written(ref, row)
         self._missing.discard(ref)

@@ -184,6 +184,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 group.create_task(mounted.mount.committer.run())
                 group.create_task(mounted.upkeep.run())
+                group.create_task(mounted.upkeep.settle())
                 group.create_task(mounted.reclaimer.run())
                 group.create_task(mounted.memory_release.run())
                 group.create_task(_watch_for_takeover(mounted.mount.engine))
@@ -247,6 +248,7 @@ class Supervisor:
             in_files=lambda: files.size,
         )
         mount.on_appended = partial(self._on_appended, usage)
+        mount.on_content = usage.held.appended
         memory_release = MemoryRelease(mount.recent)
         return MountedStore(
             mount, catalog, tokens, usage, snapshots, upkeep, reclaimer, memory_release

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.metrics import Gauge
 from streamfold.model.records import Record, metered_size, trim_record
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import commit_rows
+from streamfold.store.engine.engine import Row, commit_rows
 from streamfold.store.log import chunks
 from streamfold.store.log.shares import Share
 from streamfold.store.rows import HeldRow, StreamRow
@@ -23,7 +24,9 @@ from streamfold.store.upkeep.due_ranges import Visit
 from streamfold.store.usage import held_bytes
 from streamfold.store.usage.held_bytes import HeldBytes
 from streamfold.testing.engine_faults import CommitFault
+from tests.store import durable_streams
 from tests.store.conftest import BASIN, STREAM, Bench, Clock, bodies
+from tests.store.durable_streams import fork_of
 from tests.store.usage.usage_questions import ONE, held_now, stored_levels
 
 HOUR = 3600
@@ -104,6 +107,17 @@ async def test_a_deleted_stream_holds_nothing_and_leaves_nothing(
     assert await basin_held_now(store, clock) == ONE
     await store.create_stream(BASIN, STREAM)
     assert await held_now(store, clock) == 0
+
+
+async def test_a_stream_holds_what_it_was_created_with(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    await store.upkeep()
+    await durable_streams.create(store, "new", b"content")
+    assert await held_now(store, clock, "new") == metered_size(Record(b"content"))
+    await store.upkeep()
+    assert await basin_held_now(store, clock) == metered_size(Record(b"content"))
+    assert (await stored_bytes(bench)).total() == metered_size(Record(b"content"))
 
 
 async def test_what_is_held_survives_a_stop_without_a_pass_of_upkeep(
@@ -205,6 +219,39 @@ async def test_appends_to_many_streams_are_counted_while_upkeep_visits_all_strea
     assert await basin_held_now(store, clock) == 301 * ONE
 
 
+async def test_appends_to_many_streams_are_counted_while_all_streams_are_counted_from_storage(
+    store: StreamStore, bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = store._supervisor.current
+    assert mounted is not None
+    held, names = mounted.usage.held, [f"s{n}" for n in range(300)]  # more than a page
+    for name in names:
+        await store.create_stream(BASIN, name)
+        await store.append(BASIN, name, bodies("a"))
+    await store.upkeep()
+    monkeypatch.setattr(held_bytes, "_FRESH_MAX", 200)
+    count_page = HeldBytes._count_page
+    extra = iter(range(1000))
+
+    async def appending(held: HeldBytes, page: list[Row], counting: Any) -> None:
+        for name in names:
+            await store.append(BASIN, name, bodies("b"))
+        late = f"a{next(extra)}"  # in a page that is counted already
+        await store.create_stream(BASIN, late)
+        await store.append(BASIN, late, bodies("c"))
+        await count_page(held, page, counting)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HeldBytes, "_count_page", appending)
+        held.by_basin = None  # as after a crash
+        await store.upkeep()
+    pages = next(extra)
+    assert pages > 1
+    assert held.forgotten == 0
+    assert await basin_held_now(store, clock) == 300 * ONE + pages * 301 * ONE
+    assert await stored_rows(bench) == await stored_bytes(bench)
+
+
 async def test_records_that_were_counted_before_they_were_reported_count_once(
     store: StreamStore, clock: Clock
 ) -> None:
@@ -225,25 +272,35 @@ async def test_records_that_were_counted_before_they_were_reported_count_once(
     assert (await ledger.settle(BASIN, stream_id)).held == 3 * ONE
 
 
+@pytest.mark.parametrize("remembered", [4, 100_000])
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_is_held_is_what_the_chunks_hold_whatever_happened(
-    bench: Bench, clock: Clock, seed: int
+    bench: Bench, clock: Clock, seed: int, remembered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(held_bytes, "_FRESH_MAX", remembered)
     chance = random.Random(seed)
-    streams = ("a", "b", "c")
+    streams = tuple("abcdefgh")
+
+    async def do_something() -> None:
+        stream = chance.choice(streams)
+        try:
+            if chance.random() < 0.2:
+                source = fork_of(chance.choice(streams)) if chance.random() < 0.5 else None
+                await durable_streams.create(store, stream, b"content", fork=source)
+            await store.ensure_stream(BASIN, stream, StreamConfigLayer(retention=600))
+            await _do_something(store, stream, chance, bench, clock)
+        except StreamfoldError:
+            bench.engine.forget_faults()
+
     for _ in range(4):
         async with bench.store() as store:
             await store.ensure_basin(BASIN)
-            for _ in range(25):
-                stream = chance.choice(streams)
-                try:
-                    await store.ensure_stream(BASIN, stream, StreamConfigLayer(retention=600))
-                    await _do_something(store, stream, chance, bench, clock)
-                except StreamfoldError:
-                    bench.engine.forget_faults()
+            for _ in range(15):
+                await asyncio.gather(*[do_something() for _ in range(chance.randrange(1, 6))])
             bench.engine.forget_faults()
     async with bench.store() as store:
         await store.upkeep()
+        await store.upkeep()  # after the first one, too many may have been appended to
         known, truth = await stored_rows(bench), await stored_bytes(bench)
         assert {stream: size for stream, size in known.items() if size} == truth
         for stream in streams:
@@ -256,7 +313,7 @@ async def _do_something(
     store: StreamStore, stream: str, chance: random.Random, bench: Bench, clock: Clock
 ) -> None:
     clock.pass_seconds(chance.choice((0, 1, 60, 200)))
-    match chance.choice("aaaaaattuuudf"):
+    match chance.choice("aaaaaattuuucdf"):
         case "a":
             size = chance.randrange(1, 50)
             await store.append(BASIN, stream, [Record(b"x" * size)] * chance.randrange(1, 4))
@@ -264,6 +321,10 @@ async def _do_something(
             tail = (await store.check_tail(BASIN, stream)).seq_num
             await store.append(BASIN, stream, [trim_record(chance.randrange(tail + 2))])
         case "u":
+            await store.upkeep()
+        case "c":
+            if mounted := store._supervisor.current:
+                mounted.usage.held.by_basin = None  # as after a crash
             await store.upkeep()
         case "d":
             await store.delete_stream(BASIN, stream)

@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 _VISITING = 0.1
 #: Seconds that upkeep may take to end when the store is closed.
 _CLOSING_SECONDS = 2.0
+#: Seconds after which appends are counted again if that failed.
+_RETRY_SECONDS = 1.0
 #: Failures of storage for files beside the database.
 _FILES_FAILED = (BlobUnavailableError, BlobOutcomeUnknownError)
 
@@ -73,7 +75,6 @@ class Upkeep:
 
     def __post_init__(self) -> None:
         self._due = DueTimes(self.now, self.request_pass)
-        self.usage.held.on_many = self.request_pass
 
     def request_pass(self) -> None:
         """Start a pass now, because there is something to clean up."""
@@ -118,13 +119,25 @@ class Upkeep:
                             await self._sweep_due()
                             await self._delete_basins()
                             await self._clean_up()
-                            await self.usage.held.settle_many()
                 with _continuing():
                     await self.run_once()
         except StoreClosingError:
             await asyncio.Event().wait()  # until it is cancelled
         finally:
             self._due.close()
+
+    async def settle(self) -> None:
+        """Count appends whenever they were to many streams, until cancelled.
+
+        Passes do not wait for this, nor this for them: appends go on while one visits all streams.
+        """
+        held = self.usage.held
+        while True:
+            await held.many.wait()
+            with _continuing():
+                await held.settle_many()
+                continue
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def run_once(self) -> None:
         """One whole pass; usage is durable after it."""
@@ -225,7 +238,6 @@ class Upkeep:
                         rest = key
                         row = rows.decode(value, StreamRow)
                         visits.append(await self._visit(key, row, oldest.get(row.id, 0)))
-                    await self.usage.held.settle_many()  # appends go on meanwhile
                     if out_of_time():
                         rest = page[-1][0] + b"\x00"
                         return

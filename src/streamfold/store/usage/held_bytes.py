@@ -9,6 +9,7 @@ Records below the trim point count until their chunk is deleted.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -30,17 +31,56 @@ logger = logging.getLogger(__name__)
 _MINUTE_MS = 60_000
 #: Hours for which a stream's levels are kept by the minute; a busy stream's take 400 bytes per hour.
 LEVEL_HOURS = 24
-#: Rows in one commit, and the most that wait for one.
-_ROWS_AT_ONCE = 500
+#: Streams that are settled in one commit. Two commits of appends, of 1,000 streams each, may go before
+#: it and two after it: with fewer, appends to ever other streams would come faster than these commits.
+_ROWS_AT_ONCE = 4_000
+#: Streams after which other tasks get the event loop: about a millisecond.
+_STREAMS_AT_ONCE = 100
 #: Basins whose totals are kept when the store is closed: they are one row.
 _BASINS_MAX = 10_000
 #: Streams whose appends are counted in memory; beyond that, all streams are counted from storage. Half
-#: as many are settled before the next pass.
+#: as many are settled at once, so that this happens only if rows cannot be written while records can.
 _FRESH_MAX = 100_000
 
 
+class _Counting:
+    """A count of all streams that is under way, while streams are appended to and settled."""
+
+    def __init__(self) -> None:
+        #: Bytes of the streams that are included.
+        self.by_basin: dict[str, int] = {}
+        #: A bit for each stream id.
+        self._included = bytearray()
+
+    def includes(self, stream_id: int) -> bool:
+        place, bit = divmod(stream_id, 8)
+        return place < len(self._included) and bool(self._included[place] >> bit & 1)
+
+    def include(self, basin: str, stream_id: int, held: int) -> None:
+        """Count a stream, which holds `held` bytes."""
+        place, bit = divmod(stream_id, 8)
+        if place >= len(self._included):
+            self._included.extend(bytes(max(place - len(self._included) + 1, 4096)))
+        self._included[place] |= 1 << bit
+        self.by_basin[basin] = self.by_basin.get(basin, 0) + held
+
+    def change(self, basin: str, stream_id: int, before: HeldRow, held: int) -> None:
+        """Count that the stream's row changes from `before` to `held` bytes.
+
+        A stream without a row is included from now on: it may be too new for the count to find it.
+        """
+        if self.includes(stream_id):
+            self.by_basin[basin] += held - before.held
+        elif not before.counted_to:
+            self.include(basin, stream_id, held)
+
+
 class HeldBytes:
-    """Bytes held per stream and per basin, in one mount. Only upkeep calls it, except `appended`."""
+    """Bytes held per stream and per basin, in one mount.
+
+    Upkeep settles streams in one task while another deletes chunks or counts all streams: each step
+    that changes rows holds the lock.
+    """
 
     def __init__(self, mount: Mount, now: Callable[[], int]) -> None:
         self._mount = mount
@@ -53,9 +93,13 @@ class HeldBytes:
         self.by_basin: dict[str, int] | None = None
         #: How often counts of appends were dropped: then all streams must be visited again.
         self.forgotten = 0
-        #: Called when there are many streams to settle.
-        self.on_many: Callable[[], None] = lambda: None
+        #: Set while there are many streams to settle.
+        self.many = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self._counting: _Counting | None = None
         self._restored = False
+        #: Whether the totals are stored for the next opening, so that no row may change any more.
+        self._kept = False
 
     def appended(self, share: Share) -> None:
         """Count the chunks of `share`, which have become durable."""
@@ -68,8 +112,8 @@ class HeldBytes:
                 self.forgotten += 1
             first = share.chunks[0].first_seq_num
             self._fresh[share.log.id] = FreshBytes(share.log.basin, first, end, share.metered)
-            if len(self._fresh) == _FRESH_MAX // 2:
-                self.on_many()
+            if len(self._fresh) >= _FRESH_MAX // 2:
+                self.many.set()
         else:
             fresh.end_seq_num = end
             fresh.metered += share.metered
@@ -94,11 +138,14 @@ class HeldBytes:
         fresh = self._fresh.get(stream_id)
         return fresh.metered if fresh and fresh.first_seq_num >= row.counted_to else 0
 
-    async def settle(self, basin: str, stream_id: int, row: HeldRow | None = None) -> HeldRow:
-        """Update the stream's row, which is `row` if given, from its chunks, in memory."""
+    async def settle(self, basin: str, stream_id: int) -> HeldRow:
+        """Update the stream's row from its chunks, in memory."""
+        async with self._changing:
+            return await self._settle(basin, stream_id, await self.row(stream_id))
+
+    async def _settle(self, basin: str, stream_id: int, row: HeldRow) -> HeldRow:
         fresh = self._fresh.get(stream_id)
         end, metered = (fresh.end_seq_num, fresh.metered) if fresh else (None, 0)
-        row = row or await self.row(stream_id)
         counted_to, held = row.counted_to, row.held
         if fresh is None or fresh.first_seq_num < counted_to:
             counted_to, found = await self._count(stream_id, counted_to, end)
@@ -116,17 +163,29 @@ class HeldBytes:
 
     async def settle_all(self) -> None:
         """Update and write the rows of all streams that were appended to."""
-        streams = iter(list(self._fresh.items()))
-        while some := dict(islice(streams, _ROWS_AT_ONCE)):
-            for stream_id, row in (await self._rows(list(some))).items():
-                await self.settle(some[stream_id].basin, stream_id, row)
-            await self.write()
-        await self.write()
+        streams = iter(list(self._fresh))
+        while some := list(islice(streams, _ROWS_AT_ONCE)):
+            await self._settle_some(some)
+        async with self._changing:
+            await self._write()
 
     async def settle_many(self) -> None:
         """Do the same if they are many: their number is bounded."""
+        await self.restore()
+        self.many.clear()
         if len(self._fresh) >= _FRESH_MAX // 2:
             await self.settle_all()
+
+    async def _settle_some(self, stream_ids: Sequence[int]) -> None:
+        async with self._changing:
+            if self._kept:
+                return
+            for number, (stream_id, row) in enumerate((await self._rows(stream_ids)).items()):
+                if fresh := self._fresh.get(stream_id):
+                    await self._settle(fresh.basin, stream_id, row)
+                if number % _STREAMS_AT_ONCE == _STREAMS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+            await self._write()
 
     async def _rows(self, stream_ids: Sequence[int]) -> dict[int, HeldRow]:
         """The rows of these streams, read together."""
@@ -137,32 +196,47 @@ class HeldBytes:
 
     async def count_all(self) -> None:
         """Count what the streams hold, from the rows of all of them and the chunks since."""
-        forgotten, held = self.forgotten, dict[str, int]()
+        forgotten, counting = self.forgotten, _Counting()
+        self._counting = counting
         span = keys.STREAMS_START, keys.STREAMS_END
-        async with aclosing(self._mount.engine.scan(*span, first=128)) as pages:
-            async for page in pages:
-                basins = {
-                    rows.decode(value, StreamRow).id: keys.stream_names(key)[0]
-                    for key, value in page
-                }
-                for stream_id, row in (await self._rows(list(basins))).items():
-                    basin = basins[stream_id]
-                    settled = await self.settle(basin, stream_id, row)
-                    held[basin] = held.get(basin, 0) + settled.held
-                await self.write(at_least=_ROWS_AT_ONCE)
-        if forgotten == self.forgotten:
-            self.by_basin = held
+        try:
+            async with aclosing(self._mount.engine.scan(*span, first=128)) as pages:
+                async for page in pages:
+                    await self._count_page(page, counting)
+            if forgotten == self.forgotten:
+                self.by_basin = counting.by_basin
+        finally:
+            self._counting = None
+
+    async def _count_page(self, page: list[Row], counting: _Counting) -> None:
+        basins = {
+            rows.decode(value, StreamRow).id: keys.stream_names(key)[0] for key, value in page
+        }
+        async with self._changing:
+            for stream_id, row in (await self._rows(list(basins))).items():
+                basin = basins[stream_id]
+                if not counting.includes(stream_id):
+                    settled = await self._settle(basin, stream_id, row)
+                    if not counting.includes(stream_id):
+                        counting.include(basin, stream_id, settled.held)
+            await self._write(at_least=_ROWS_AT_ONCE)
 
     async def keep(self) -> None:
         """Store the totals and the counts that are not in rows, because the store is being closed."""
-        if self.by_basin is None or len(self.by_basin) > _BASINS_MAX:
-            return
-        await self.write()
-        row = HeldTotalsRow(self._mount.engine.epoch, self.by_basin, self._fresh)
-        await self._mount.committer.write([(keys.HELD_TOTALS, rows.encode(row))])
+        async with self._changing:
+            if self.by_basin is None or len(self.by_basin) > _BASINS_MAX:
+                return
+            self._kept = True
+            await self._write()
+            row = HeldTotalsRow(self._mount.engine.epoch, self.by_basin, self._fresh)
+            await self._mount.committer.write([(keys.HELD_TOTALS, rows.encode(row))])
 
     async def restore(self) -> None:
         """Take what the opening before this one has kept; call this before any other method."""
+        async with self._changing:
+            await self._restore()
+
+    async def _restore(self) -> None:
         if self._restored:
             return
         value = await self._mount.engine.get(keys.HELD_TOTALS)
@@ -180,7 +254,7 @@ class HeldBytes:
             else:
                 self._fresh[stream_id] = fresh
 
-    async def write(self, *, at_least: int = 1) -> None:
+    async def _write(self, *, at_least: int = 1) -> None:
         """Write the unwritten rows, if there are `at_least` that many."""
         if len(self._unwritten) < at_least:
             return
@@ -192,6 +266,10 @@ class HeldBytes:
 
     async def delete(self, basin: str, stream_id: int, page: list[Row]) -> None:
         """Delete the chunks of `page`, in one commit with the updated row."""
+        async with self._changing:
+            await self._delete(basin, stream_id, page)
+
+    async def _delete(self, basin: str, stream_id: int, page: list[Row]) -> None:
         row = await self.row(stream_id)
         gone = sum(
             _metered(value) for key, value in page if keys.chunk_last_seq_num(key) < row.counted_to
@@ -206,8 +284,9 @@ class HeldBytes:
 
     async def forget(self, stream_id: int) -> list[Op]:
         """The rows to delete together with the stream, whose chunks are deleted already."""
-        self._fresh.pop(stream_id, None)
-        self._unwritten.pop(stream_id, None)
+        async with self._changing:
+            self._fresh.pop(stream_id, None)
+            self._unwritten.pop(stream_id, None)
         ops: list[Op] = [(keys.held(stream_id), None)]
         return ops + await self._levels_before(stream_id, keys.levels_end(stream_id))
 
@@ -226,6 +305,8 @@ class HeldBytes:
         self._unwritten[stream_id] = following
         if self.by_basin is not None:
             self.by_basin[basin] = self.by_basin.get(basin, 0) + held - row.held
+        elif self._counting is not None:
+            self._counting.change(basin, stream_id, row, held)
         return following
 
     def _take_past(self) -> list[Op]:
