@@ -88,21 +88,13 @@ class Appends:
         self, earlier: asyncio.Event | None, decided: asyncio.Event, request: AppendRequest
     ) -> asyncio.Future[AppendAck]:
         mounted = self.supervisor.current or await self.supervisor.mounted()
-        accepted: list[asyncio.Future[AppendAck]] = []
-
-        def accept_first(log: StreamLog) -> None:
-            if earlier is not None and not earlier.is_set():
-                return
-            if (ack := self._accept_at_once(mounted, log, request)) is not None:
-                accepted.append(ack)
-                self._decide(request.ref, decided)
-
+        first = _FirstAppend(self, mounted, earlier, decided, request)
         lease = await mounted.catalog.lease(
-            request.ref, request.create_with, on_append=True, first=accept_first
+            request.ref, request.create_with, on_append=True, first=first
         )
         with lease as log:
-            if accepted:
-                return accepted[0]
+            if first.ack is not None:
+                return first.ack
             if earlier is not None:
                 await earlier.wait()
             if request.check is not None and log.row.traits is not None:
@@ -141,6 +133,38 @@ class Appends:
         mounted.mount.committer.touch(log)
         on_decided()
         return ack
+
+
+class _FirstAppend:
+    """Accepts an append to a stream that is being created for it, unless an earlier one waits.
+
+    A class, because a function with as many variables of its caller is nine objects: with many
+    creations at once, the garbage collector would look at all of them.
+    """
+
+    __slots__ = ("_appends", "_decided", "_earlier", "_mounted", "_request", "ack")
+
+    def __init__(
+        self,
+        appends: Appends,
+        mounted: MountedStore,
+        earlier: asyncio.Event | None,
+        decided: asyncio.Event,
+        request: AppendRequest,
+    ) -> None:
+        self._appends = appends
+        self._mounted = mounted
+        self._earlier = earlier
+        self._decided = decided
+        self._request = request
+        self.ack: asyncio.Future[AppendAck] | None = None
+
+    def __call__(self, log: StreamLog) -> None:
+        if self._earlier is not None and not self._earlier.is_set():
+            return
+        self.ack = self._appends._accept_at_once(self._mounted, log, self._request)
+        if self.ack is not None:
+            self._appends._decide(self._request.ref, self._decided)
 
 
 async def settle_refusal(error: BaseException, mounted: MountedStore, log: StreamLog) -> None:

@@ -260,9 +260,9 @@ class Mount:
         """
         if log := self.log_in_memory(ref):
             return LogLease(log)
-        load = self._loads.get(ref)
-        if load is None and ref in self._missing:
+        if self.is_missing(ref):
             raise StreamNotFoundError(*ref)
+        load = self._loads.get(ref)
         if load is None:
             load = self._loads[ref] = _Load()
             self._want(ref)
@@ -278,6 +278,10 @@ class Mount:
             # Its error refers to this call. Without this, a stream that an append creates would leave
             # a reference cycle, which stays in memory until garbage is collected.
             del waiter
+
+    def is_missing(self, ref: StreamRef) -> bool:
+        """Whether there is certainly no such stream, and nobody creates one."""
+        return ref in self._missing and ref not in self._loads
 
     def log_in_memory(self, ref: StreamRef) -> StreamLog | None:
         """The stream's log if it is in memory: without a lease, use it before the next `await`."""
