@@ -34,8 +34,12 @@ LEVEL_HOURS = 24
 #: Streams that are settled in one commit. Two commits of appends, of 1,000 streams each, may go before
 #: it and two after it: with fewer, appends to ever other streams would come faster than these commits.
 _ROWS_AT_ONCE = 4_000
-#: Streams after which other tasks get the event loop: about a millisecond.
-_STREAMS_AT_ONCE = 100
+#: Streams after which other tasks get the event loop: a few milliseconds.
+_STREAMS_AT_ONCE = 500
+#: Streams that are counted from storage before others may be settled.
+_COUNTED_AT_ONCE = 64
+#: Rows in one of the reads that run at the same time.
+_READ_TOGETHER = 500
 #: Basins whose totals are kept when the store is closed: they are one row.
 _BASINS_MAX = 10_000
 #: Streams whose appends are counted in memory; beyond that, all streams are counted from storage. Half
@@ -190,7 +194,12 @@ class HeldBytes:
     async def _rows(self, stream_ids: Sequence[int]) -> dict[int, HeldRow]:
         """The rows of these streams, read together."""
         unread = [stream_id for stream_id in stream_ids if stream_id not in self._unwritten]
-        values = await self._mount.engine.get_many(list(map(keys.held, unread)))
+        # Each of these reads gives way to all appends under way after a few rows: one alone would
+        # settle streams more slowly than appends come.
+        parts = [unread[n : n + _READ_TOGETHER] for n in range(0, len(unread), _READ_TOGETHER)]
+        get_many = self._mount.engine.get_many
+        found = await asyncio.gather(*[get_many(list(map(keys.held, part))) for part in parts])
+        values = [value for part in found for value in part]
         read = {key: self._row(key, value) for key, value in zip(unread, values, strict=True)}
         return {key: self._unwritten.get(key) or read[key] for key in stream_ids}
 
@@ -202,7 +211,9 @@ class HeldBytes:
         try:
             async with aclosing(self._mount.engine.scan(*span, first=128)) as pages:
                 async for page in pages:
-                    await self._count_page(page, counting)
+                    # A few at a time: streams are settled in between.
+                    for first in range(0, len(page), _COUNTED_AT_ONCE):
+                        await self._count_page(page[first : first + _COUNTED_AT_ONCE], counting)
             if forgotten == self.forgotten:
                 self.by_basin = counting.by_basin
         finally:
