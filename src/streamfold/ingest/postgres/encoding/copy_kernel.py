@@ -16,7 +16,7 @@ import numpy as np
 from streamfold.ingest.postgres.encoding import values
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records.compiling import inner, kernel
-from streamfold.records.json_kernel import _BASE64, _HEX, _put, _put_decimal
+from streamfold.records.json_kernel import _BASE64, _HEX, _put
 from streamfold.records.record_kernel import (
     APPEND_BODY,
     APPEND_HEADERS,
@@ -67,7 +67,14 @@ _ESCAPED = _bytes(b"bfnrt\\v")
 _MOMENT = _bytes(b"0000-00-00 00:00:00")
 _DATE_SIZE = 10
 _POINT_ZERO, _CONTROL, _VERTICAL = _bytes(b".0"), _bytes(b"\\u00"), _bytes(b"\\u000b")
-_COPY_HEADER = _bytes(b"\x0a\x04copy\x12")
+_COPY_HEADER = b"\x0a\x04copy\x12"
+_COPY_SIZE = len(_COPY_HEADER)
+#: Digits of the largest number of a row.
+_DIGITS = 20
+#: For words of eight bytes: each byte is 1, a space, a quote, a backslash, or has its highest bit.
+_EACH, _HIGHEST = U64(0x0101010101010101), U64(0x8080808080808080)
+_SPACES, _QUOTES, _BACKSLASHES = U64(32) * _EACH, U64(34) * _EACH, U64(92) * _EACH
+_WORD = U64(8)
 #: By byte: 0 = as it is, 1 = ends a value, 2 = needs an escape.
 _SPECIAL = np.zeros(256, np.uint8)
 _SPECIAL[:0x20] = 2
@@ -81,6 +88,43 @@ def _value_end(raw: Bytes, at: int) -> int:
     while _SPECIAL[raw[here]] != 1:
         here += ONE
     return _signed(here)
+
+
+@inner
+def _clean_end(raw: Bytes, at: U64) -> U64:
+    """Return the offset of the first byte that is not as it is: eight at once, as far as they are."""
+    end = U64(len(raw))
+    while at + _WORD <= end:
+        word = U64(0)
+        for index in range(8):
+            word |= U64(raw[at + U64(index)]) << U64(8 * index)
+        quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
+        # A byte below a limit borrows from the highest bit, and may from the next byte: only after one.
+        below = (
+            (word - _SPACES) & ~word
+            | (quotes - _EACH) & ~quotes
+            | (backslashes - _EACH) & ~backslashes
+        )
+        if below & _HIGHEST:
+            break
+        at += _WORD
+    while _SPECIAL[raw[at]] == 0:
+        at += ONE
+    return at
+
+
+@inner
+def _count_up(digits: Bytes, first: int) -> int:
+    """Add one to a number in digits that end with the array; returns the offset of its first digit."""
+    at = _DIGITS - 1
+    while at >= first and digits[at] == 57:  # 9
+        digits[at] = 48
+        at -= 1
+    if at < first:
+        digits[at] = 49
+        return at
+    digits[at] += U8(1)
+    return first
 
 
 @inner
@@ -123,10 +167,7 @@ def _put_text(out: Bytes, at: int, raw: Bytes, done: int) -> tuple[int, int]:
     out[at] = _QUOTE
     at += 1
     while True:
-        here = U64(done)
-        while _SPECIAL[raw[here]] == 0:
-            here += ONE
-        clean = _signed(here)
+        clean = _signed(_clean_end(raw, U64(done)))
         _copy(out, U64(at), raw, U64(done), U64(clean - done))
         at += clean - done
         done = clean
@@ -331,8 +372,9 @@ def encode_lines(
     keys: Bytes,
     texts: Bytes,
     offsets: Offsets,
-    header: Bytes,
-    number: int,
+    headers: Bytes,
+    digits: Bytes,
+    first: int,
     records: int,
     room: int,
     overhead: int,
@@ -341,6 +383,8 @@ def encode_lines(
 ) -> tuple[int, int, int, int, int, int]:
     """Write records for whole lines from `at` on: at most `records`, of `room` metered bytes.
 
+    `digits` end with the number of the first row, from `first` on; `headers` are tags and bytes before
+    such a number, and its length.
     Returns the offset of the next line, the records, their metered size and encoded size, and the
     offsets of the last line and its record, or -1.
     """
@@ -351,24 +395,21 @@ def encode_lines(
         length, after = _put_body(body, raw, at, kinds, keys, texts, offsets)
         if length < 0:
             break
-        value = U64(number + done)
-        digits, rest = 1, value
-        while rest >= U64(10):
-            rest //= U64(10)
-            digits += 1
-        weight = overhead + digits + length
+        width = _DIGITS - first
+        weight = overhead + width + length
         if metered + weight > room:
             break
         line, last = at, size
-        copied = len(_COPY_HEADER) + 1 + digits
-        whole = len(header) + 2 + copied + 1 + _varint_size(U64(length)) + length
+        whole = len(headers) + 1 + width + 1 + _varint_size(U64(length)) + length
         out[size] = RECORDS
         size = _put_varint(out, size + 1, U64(whole))
-        size = _put(out, size, header)
-        out[size], out[size + 1] = APPEND_HEADERS, U8(copied)
-        size = _put(out, size + 2, _COPY_HEADER)
-        out[size] = U8(digits)
-        size = _put_decimal(out, size + 1, value)
+        _copy(out, U64(size), headers, U64(0), U64(len(headers)))
+        size += len(headers)
+        out[size - _COPY_SIZE - 1] = U8(_COPY_SIZE + 1 + width)
+        out[size] = U8(width)
+        _copy(out, U64(size + 1), digits, U64(first), U64(width))
+        size += 1 + width
+        first = _count_up(digits, first)
         out[size] = APPEND_BODY
         size = _put_varint(out, size + 1, U64(length))
         _copy(out, U64(size), body, U64(0), U64(length))
@@ -386,7 +427,7 @@ class Written(NamedTuple):
     next: int
     records: int
     metered: int
-    #: Bytes of `LineWriter.out` that are used.
+    #: Bytes of the room that are used.
     size: int
     #: Offsets of the last line that was written, and of its record; -1 if none was.
     line: int
@@ -413,17 +454,28 @@ class LineWriter:
         self._keys = np.array([is_key for _, _, is_key in columns], np.uint8)
         self._texts = _bytes(b"".join(texts))
         self._offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
-        self._header, self._overhead = _bytes(header), overhead
+        # The kernel writes the length of the second header.
+        self._headers = _bytes(header + bytes((APPEND_HEADERS, 0)) + _COPY_HEADER)
+        self._overhead = overhead
+        self._digits = np.empty(_DIGITS, np.uint8)
         self._body = np.empty(0, np.uint8)
         self.out = np.empty(BATCH_BYTES_MAX + RECORD_GROWTH * BATCH_RECORDS_MAX, np.uint8)
 
-    def write(self, lines: bytes, at: int, *, number: int, records: int, room: int) -> Written:
-        """Write records of whole lines from `at` on to `out`; the first is row `number`."""
+    def write(
+        self, lines: bytes, at: int, *, number: int, records: int, room: int, used: int = 0
+    ) -> Written:
+        """Write records of whole lines from `at` on to `out`, after what is used of it.
+
+        The first is row `number`.
+        """
         need = GROWTH * len(lines) + VALUE_BYTES * len(self._kinds) + len(self._texts)
         if len(self._body) < need:
             self._body = np.empty(need, np.uint8)
+        digits = b"%d" % number
+        first = _DIGITS - len(digits)
+        self._digits[first:] = _bytes(digits)
         found = encode_lines(
-            _bytes(lines), at, self._kinds, self._keys, self._texts, self._offsets, self._header,
-            number, records, room, self._overhead, self._body, self.out,
+            _bytes(lines), at, self._kinds, self._keys, self._texts, self._offsets, self._headers,
+            self._digits, first, records, room, self._overhead, self._body, self.out[used:],
         )  # fmt: skip
         return Written(*found)

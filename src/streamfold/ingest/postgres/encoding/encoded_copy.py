@@ -102,11 +102,13 @@ class EncodedLines:
         self._opening = encoder.opening(b"r")
         self._lsn = lsn
         self.rows = rows
-        #: Encoded records of the batch; the last part is the last record.
-        self._parts: list[bytes] = []
+        #: Encoded records of the batch; the last part is the last record. Those of the kernel are
+        #: where it has written them, so many bytes.
+        self._parts: list[bytes | memoryview] = []
+        self._used = 0
         self._count = self._metered = 0
-        #: The last line of the batch, and the body of its record.
-        self._last = b"", b""
+        #: The last line of the batch.
+        self._last = b""
         self._kernel: LineWriter | None = None
 
     def add(self, lines: bytes) -> Iterator[EncodedBatch]:
@@ -149,12 +151,13 @@ class EncodedLines:
             number=self.rows + 1,
             records=BATCH_RECORDS_MAX - self._count,
             room=_ROOM - self._metered,
+            used=self._used,
         )
         if written.records:
-            last = kernel.out[written.last : written.size].tobytes()
-            ((_, start, end),) = fields(last, 0, len(last))
-            self._parts += (kernel.out[: written.last].tobytes(), last)
-            self._last = lines[written.line : written.next - 1], parse_record(last, start, end).body
+            found = kernel.out.data[self._used : self._used + written.size]
+            self._parts += (found[: written.last], found[written.last :])
+            self._used += written.size
+            self._last = lines[written.line : written.next - 1]
             self._count += written.records
             self.rows += written.records
             self._metered += written.metered
@@ -172,7 +175,7 @@ class EncodedLines:
         if self._count and full:
             return False
         self._parts.append(encoded_record(record))
-        self._last = line, body
+        self._last = line
         self._count += 1
         self.rows += 1
         self._metered += size
@@ -181,10 +184,11 @@ class EncodedLines:
     def flush(self) -> EncodedBatch:
         """Return what was gathered."""
         parts, count, metered = self._parts, self._count, self._metered
-        self._parts, self._count, self._metered = [], 0, 0
+        self._parts, self._used, self._count, self._metered = [], 0, 0, 0
         if parts:
-            line, body = self._last
-            row = split_line(line)
+            row, last = split_line(self._last), bytes(parts[-1])
+            ((_, start, end),) = fields(last, 0, len(last))
+            body = parse_record(last, start, end).body
             headers = copy_headers(self._lsn, self.rows, self._encoder.key_texts(row))
             record = self._encoder.record(body, row, headers)
             parts[-1] = encoded_record(record)
@@ -205,7 +209,6 @@ def _key_size(header: Header) -> int:
 
 def _is_utf8(lines: bytes) -> bool:
     try:
-        lines.decode()
+        return lines.isascii() or bool(lines.decode())
     except UnicodeDecodeError:
         return False
-    return True
