@@ -20,6 +20,8 @@ from streamfold.records.record_kernel import Bytes, Offsets
 #: Messages, and their bytes, that are taken at once.
 MESSAGES: Final = 8192
 BYTES: Final = 1 << 20
+#: Microseconds for which the socket fills before `fill` waits for more: a quarter of it does.
+PAUSE: Final = 200
 #: How `pull` ends: everything was taken; `ends` is full; the message that is held is too long for the
 #: room that is left; the connection or COPY has ended.
 DRAINED, FULL, TOO_LONG, ENDED = range(4)
@@ -38,6 +40,7 @@ def _external(name: str, signature: Any) -> Any:
 _get = _external("PQgetCopyData", types.int32(types.intp, types.intp, types.int32))
 _consume = _external("PQconsumeInput", types.int32(types.intp))
 _free = _external("PQfreemem", types.void(types.intp))
+_usleep = types.ExternalFunction("usleep", types.int32(types.intp))
 _memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 
 
@@ -73,10 +76,23 @@ def pull(connection: int, out: Bytes, ends: Offsets, count: int, held: Offsets) 
 
 @kernel
 def fill(connection: int, out: Bytes, held: Offsets) -> tuple[int, int]:
-    """Copy lines of COPY to `out`, and wait for them; returns their size, and how it ended."""
-    at = np.int64(0)
+    """Copy lines of COPY to `out`, and wait for them; returns their size, and how it ended.
+
+    A wait begins with a pause: PostgreSQL sends 8 KiB at once, and to wake up for each of them costs
+    as much as to read it.
+    """
+    at, consumed = np.int64(0), False
     while True:
-        length = np.int64(_get(connection, held.ctypes.data, 0))
+        length = np.int64(_get(connection, held.ctypes.data, 1))
+        if length == 0 and not consumed:
+            if _consume(connection) == 0:
+                return int(at), ENDED
+            consumed = True
+            continue
+        if length == 0:
+            _usleep(PAUSE)
+            length = np.int64(_get(connection, held.ctypes.data, 0))
+        consumed = False
         if length < 0:
             return int(at), ENDED
         if at + length > len(out):
