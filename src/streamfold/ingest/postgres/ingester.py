@@ -175,7 +175,8 @@ class PostgresIngest:
         self._report("starting")
         tables = await asyncio.to_thread(self._prepare)
         system = await asyncio.to_thread(identify_system, self._database)
-        await self._wait_for_slot()
+        if await self._wait_for_slot() is None and _is_any_large(tables):
+            start_loading()  # all tables will be copied
         token = fencing_token()
         options = self._options
         noted = await self._take(options.control_stream, token)
@@ -183,7 +184,7 @@ class PostgresIngest:
         control.check_database()
         control.check_streams()
         streams = await self._take_tables(tables, control, token)
-        if any(t.size_bytes >= KERNEL_FROM for t in _left(tables, streams)):
+        if _is_any_large(_left(tables, streams)):
             start_loading()  # while PostgreSQL makes the slot and the snapshot
         for table in tables:
             control.check_key(table)
@@ -238,13 +239,16 @@ class PostgresIngest:
         states = control.states(shared, names)
         return {name: SharedTableStream(shared, name, states[name]) for name in names}
 
-    async def _wait_for_slot(self) -> None:
-        """Wait until no process uses the slot; raises SourceUnavailableError if one keeps it."""
+    async def _wait_for_slot(self) -> Slot | None:
+        """Wait until no process uses the slot; raises SourceUnavailableError if one keeps it.
+
+        Returns it, or None if there is none yet.
+        """
         deadline = time.monotonic() + _SLOT_WAIT
         while True:
             slot = await asyncio.to_thread(self._slot)
             if slot is None or slot.active_pid is None:
-                return
+                return slot
             if time.monotonic() > deadline:
                 raise SourceUnavailableError(
                     f"replication slot {slot.name!r} is used by process {slot.active_pid} of the "
@@ -368,6 +372,11 @@ class PostgresIngest:
 def _left(tables: Sequence[Table], streams: dict[str, TableStream]) -> list[Table]:
     """Return the tables whose copy is not complete."""
     return [t for t in tables if not isinstance(streams[t.full_name].state, Position)]
+
+
+def _is_any_large(tables: Sequence[Table]) -> bool:
+    """Return whether a table is worth the kernel that copies it."""
+    return any(table.size_bytes >= KERNEL_FROM for table in tables)
 
 
 def _is_resumable(stream: TableStream) -> bool:
