@@ -106,9 +106,13 @@ async def test_sessions_that_are_silent_are_left_alone() -> None:
 async def test_a_silent_connection_is_closed_when_no_descriptor_is_left() -> None:
     async with (
         running_server(configuration(first_request=0.5)) as server,
+        h1_client(server.port) as served,
         h1_client(server.port) as client,
         asyncio.timeout(60),
     ):
+        # granian's thread opens descriptors when it starts, and ends the process if it cannot.
+        await served.send(PING)
+        assert (await served.head())[0] == 200
         with _no_descriptor_left():
             await client.rest()
         await _look_twice(server)
