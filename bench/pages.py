@@ -61,6 +61,15 @@ def durable_streams(found: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def durable_failures(found: dict[str, Any]) -> list[str]:
+    """What a server did not do: its rates count only what it did."""
+    return [
+        f"{server['server']}: {note}; rates count what succeeded"
+        for server in found["servers"]
+        for note in server["notes"]
+    ]
+
+
 def archive(found: Sequence[dict[str, Any]]) -> list[Row]:
     """Formats of an archive beside plain pyarrow."""
     plain = next(one for one in found if one["subject"] == "pyarrow.parquet")
@@ -336,8 +345,12 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
 }
 
 
+#: By the same name: what else must be known to read the figures.
+NOTES: dict[str, Callable[[Any], list[str]]] = {"durable": durable_failures}
+
+
 def main() -> None:
-    under = kept_conditions()
+    conditions = kept_conditions()
     for name, (title, rows) in PAGES.items():
         results = RESULTS / f"{name}.json"
         if not results.exists():
@@ -346,6 +359,7 @@ def main() -> None:
         found = json.loads(results.read_text())
         curves = CURVES[name](found) if name in CURVES else []
         command = f"python -m bench.{name}"
+        under = [*conditions, *NOTES.get(name, lambda found: [])(found)]
         publish(Benchmark(name, title, about, command, under, rows(found), curves))
         print(f"docs/benchmarks/{name}.md")
 
