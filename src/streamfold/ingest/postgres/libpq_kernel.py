@@ -20,7 +20,7 @@ from streamfold.records.record_kernel import Bytes, Offsets
 #: Messages, and their bytes, that are taken at once.
 MESSAGES: Final = 8192
 BYTES: Final = 1 << 20
-#: Microseconds for which the socket fills before `fill` waits for more: a quarter of it does.
+#: Microseconds that PostgreSQL gets to fill the socket before `fill` waits for more.
 PAUSE: Final = 200
 #: How `pull` ends: everything was taken; `ends` is full; the message that is held is too long for the
 #: room that is left; the connection or COPY has ended.

@@ -48,8 +48,9 @@ class StreamPath(NamedTuple):
 
 @memoize_short
 def parse_stream_path(path_and_basin: tuple[str, BasinName]) -> StreamPath | None:
-    """The stream path that a raw path spells, where `ROOT` stands for a basin; None if it cannot name
-    a stream.
+    """The stream path that a raw path spells; None if it cannot name a stream.
+
+    Paths below `ROOT` are in the given basin.
     """
     raw_path, default_basin = path_and_basin
     if raw_path.startswith(ROOT):

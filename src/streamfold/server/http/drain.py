@@ -22,11 +22,14 @@ class DrainGate:
         #: By whether they are of a reader that follows a stream.
         self._callbacks: dict[Callable[[], None], bool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Requests under way.
-        self.inside = 0
         #: Set whenever the last request has left; meaningful only while draining.
         self._emptied = asyncio.Event()
         self._last_left = float("-inf")
+
+    @property
+    def inside(self) -> int:
+        """Requests under way."""
+        return len(self._tasks)
 
     @property
     def waits(self) -> int:
@@ -36,12 +39,10 @@ class DrainGate:
     def enter(self, task: asyncio.Task[Any]) -> None:
         """Count a task as a request under way, until it leaves."""
         self._tasks.add(task)
-        self.inside += 1
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.remove(task)
-        self.inside -= 1
-        if not self.inside:
+        self._tasks.discard(task)
+        if not self._tasks:
             self._last_left = monotonic()
             self._emptied.set()
 
@@ -76,7 +77,7 @@ class DrainGate:
     async def _wait_until_empty(self, max_wait: float | None) -> bool:
         try:
             async with asyncio.timeout(max_wait):
-                while self.inside:
+                while self._tasks:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:

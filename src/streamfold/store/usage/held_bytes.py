@@ -43,7 +43,7 @@ _READ_TOGETHER = 500
 #: Basins whose totals are kept when the store is closed: they are one row.
 _BASINS_MAX = 10_000
 #: Streams whose appends are counted in memory; beyond that, all streams are counted from storage. Half
-#: as many are settled at once, so that this happens only if rows cannot be written while records can.
+#: as many are settled at once, so that this happens only if appends to others come faster than that.
 _FRESH_MAX = 100_000
 
 
