@@ -52,6 +52,30 @@ async def test_a_connection_serves_one_request_after_the_other(server: Server) -
             assert b"tail" in await client.body(int(headers["content-length"]))
 
 
+async def test_a_small_body_may_arrive_in_parts_and_may_be_ignored(server: Server) -> None:
+    body = b'{"records":[{"body":"x"}]}'
+    head = (
+        b"POST /v1/%b HTTP/1.1\r\nhost: localhost\r\ns2-basin: test-basin\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    async with h1_client(server.port) as client:
+        for path, missing, expected in (
+            (b"nothing", 0, 404),
+            (b"streams/orders/records", 0, 200),
+            (b"streams/orders/records", 1, 200),
+            (b"streams/orders/records", len(body), 200),
+        ):
+            request = head % (path, len(body)) + body
+            cut = len(request) - missing
+            await client.send(request[:cut])
+            await server.store.append(BASIN, STREAM, [Record(b"meanwhile")])
+            await client.send(request[cut:])
+            status, headers = await client.head()
+            assert status == expected
+            await client.body(int(headers["content-length"]))
+    assert (await server.store.check_tail(BASIN, STREAM)).seq_num == 4 + 3
+
+
 async def test_a_request_that_is_not_http_affects_no_other(server: Server) -> None:
     async with h1_client(server.port) as client:
         await client.send(b"\x00\x01\x02 what is this\r\n\r\n")

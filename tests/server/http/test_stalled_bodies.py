@@ -51,12 +51,15 @@ async def refusal(client: H1Client) -> tuple[int, str]:
         ("PUT /v1/stream/__ds/subscriptions/s", "application/json"),
     ],
 )
-async def test_a_body_that_stalls_is_refused_with_408(line: str, content_type: str) -> None:
+@pytest.mark.parametrize("size", [100, 10_000])
+async def test_a_body_that_stalls_is_refused_with_408(
+    line: str, content_type: str, size: int
+) -> None:
     async with running_server(configuration(body_timeout=0.5)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         async with h1_client(server.port) as client:
-            await client.send(HEAD.format(line, content_type, 10_000).encode() + b"{")
+            await client.send(HEAD.format(line, content_type, size).encode() + b"{")
             assert await refusal(client) == (408, "request_timeout")
         assert server.client_limits.request_budget.cut_off == 1
 

@@ -115,8 +115,9 @@ class _Socket(NamedTuple):
 class _Usage:
     #: Whose connection it is (`client_of`).
     client: str
-    #: Requests under way.
+    #: Requests under way, and those of them with large bodies.
     requests: int = 0
+    large: int = 0
     #: When the last one ended.
     idle_since: float = 0.0
 
@@ -126,6 +127,8 @@ class Running(msgspec.Struct, frozen=True, gc=False):
 
     on_connection: int
     of_client: int
+    #: Those on the connection with large bodies.
+    large: int
 
 
 class Connections:
@@ -155,18 +158,22 @@ class Connections:
         self._looking: asyncio.Task[None] | None = None
         self._cutter: _Cutter | None = None
 
-    def begin(self, peer: Peer) -> Running:
-        """Count a request on the connection of `peer`."""
+    def begin(self, peer: Peer, *, large: bool) -> Running:
+        """Count a request on the connection of `peer`; `large` if its body is."""
         usage = self._usage.get(peer)
         if usage is None:
             usage = self._usage[peer] = _Usage(client_of(peer[0]))
         usage.requests += 1
+        if large:
+            usage.large += 1
         client = usage.client
         of_client = self._of_client[client] = self._of_client.get(client, 0) + 1
-        return Running(usage.requests, of_client)
+        return Running(usage.requests, of_client, usage.large)
 
-    def end(self, peer: Peer) -> None:
+    def end(self, peer: Peer, *, large: bool) -> None:
         usage = self._usage[peer]
+        if large:
+            usage.large -= 1
         left = self._of_client[usage.client] - 1
         if left:
             self._of_client[usage.client] = left

@@ -246,7 +246,10 @@ class Listener:
             client_limits.unread,
             self._workers,
         )
-        request.running = client_limits.connections.begin(request.connection)
+        running = client_limits.connections.begin(request.connection, large=request.large)
+        if request.declared_size and not running.large:
+            request.ask_for_body()
+        request.running = running
         request.task = self._loop.create_task(self._answer(request, watcher))
         watcher.taskref(request.task)
 
@@ -255,7 +258,7 @@ class Listener:
             await self._handler(request)
         finally:
             request.finish()
-            self._client_limits.connections.end(request.connection)
+            self._client_limits.connections.end(request.connection, large=request.large)
             watcher.done()
 
     @property

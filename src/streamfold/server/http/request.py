@@ -62,7 +62,9 @@ LIST_ROOM: Final = FIRST_MAX
 _DIGITS_SURE: Final = 20
 
 _DISCONNECT = "http.disconnect"
-_ALONE: Final = Running(1, 1)
+_ALONE: Final = Running(1, 1, 0)
+#: Methods of requests that have no body, unless they declare its size.
+_BODILESS: Final = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
 
 
 #: Names of headers as bytes: the same few dozen, again and again.
@@ -83,6 +85,7 @@ class Request:
 
     __slots__ = (
         "_budget",
+        "_early",
         "_ignoring",
         "_receive",
         "_reservation",
@@ -95,10 +98,12 @@ class Request:
         "added_headers",
         "ambiguous",
         "connection",
+        "declared_size",
         "guarded",
         "headers",
         "hidden_prefix",
         "http_version",
+        "large",
         "method",
         "public_url",
         "raw_path",
@@ -143,6 +148,17 @@ class Request:
         self.ambiguous = len(self.headers) != len(scope["headers"]) and _is_ambiguous(
             scope["headers"]
         )
+        length = self.headers.get(b"content-length")
+        #: Bytes of the body, if the client said how many there are.
+        self.declared_size = None if length is None else parse_content_length(length)
+        #: Whether a body follows that is not small, or may not be.
+        self.large = (
+            self.method not in _BODILESS
+            if self.declared_size is None
+            else self.declared_size > RESERVED_FROM
+        )
+        #: The first message of the body, which may still be on its way; None if it was not asked for.
+        self._early: Awaitable[Message] | None = None
         self._to_come = True
         #: Reads what is left of the body, and drops it.
         self._ignoring: asyncio.Task[None] | None = None
@@ -221,7 +237,7 @@ class Request:
         upload.task = self.task
         self._budget.wait(upload)
         try:
-            chunk = self._taken(await self._receive())
+            chunk = self._taken(await self._message())
         except BaseException:
             upload.give_up()
             raise
@@ -246,7 +262,7 @@ class Request:
             if paused():
                 self._release_upload()
                 upload = None
-                chunk = self._taken(await self._receive())
+                chunk = self._taken(await self._message())
             else:
                 if upload is None:
                     upload = self._upload = Upload(self._budget, client_of(self.connection[0]))
@@ -258,12 +274,26 @@ class Request:
     async def _paced_chunk(self, upload: Upload, task: asyncio.Task[Any]) -> bytes | None:
         upload.wait(task)
         try:
-            chunk = self._taken(await self._receive())
+            chunk = self._taken(await self._message())
         except BaseException:
             upload.give_up()
             raise
         upload.came(0 if chunk is None else len(chunk))
         return chunk
+
+    def ask_for_body(self) -> None:
+        """Have the body sent that `body` will return.
+
+        For small bodies, as soon as their requests arrive: one right after the other, they wake
+        granian's thread once. Asked for by its handler, each would wake it. Never while a large body is
+        on its way on the same connection: this request would overtake that one.
+        """
+        self._early = self._receive()
+
+    def _message(self) -> Awaitable[Message]:
+        """The next message of the client."""
+        early, self._early = self._early, None
+        return self._receive() if early is None else early
 
     async def hold_file(self) -> None:
         """Wait until the body that `chunks` reads may keep a file open; UploadsBusyError if that
@@ -288,7 +318,7 @@ class Request:
 
     async def gone(self) -> None:
         """Return once the client has hung up; for requests whose body is ignored."""
-        while (await self._receive())["type"] != _DISCONNECT:
+        while (await self._message())["type"] != _DISCONNECT:
             pass
 
     def ignore_body(self) -> None:
@@ -409,12 +439,6 @@ class Request:
         if declared is not None and self.received < declared:
             raise _hung_up()
         return parts
-
-    @property
-    def declared_size(self) -> int | None:
-        """Bytes of the body, if the client said how many there are."""
-        declared = self.headers.get(b"content-length")
-        return None if declared is None else parse_content_length(declared)
 
     @property
     def end_is_certain(self) -> bool:
