@@ -20,8 +20,8 @@ from streamfold.records.plain import (
     APPEND_TIMESTAMP,
     RECORDS,
     PlainRecords,
+    encode_body,
     encode_position,
-    encode_rest,
 )
 from streamfold.records.protobuf import read_varint, varint
 from streamfold.records.rules import (
@@ -32,6 +32,7 @@ from streamfold.records.rules import (
     Trim,
     check_count,
     check_metered,
+    check_timestamp,
     check_types,
     command_of,
     missing_timestamp,
@@ -120,8 +121,17 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
         for index, record in enumerate(records):
             check_types(index, record)
         if len(records) == 1 and not records[0].headers:
-            return _single(records[0])
+            return cls.of_one(records[0].body, records[0].timestamp)
         return validate(records)
+
+    @classmethod
+    def of_one(cls, body: bytes, timestamp: int | None = None) -> RecordBatch:
+        """The same for one record without headers, in few steps: most appends are such a record."""
+        if timestamp is not None:
+            check_timestamp(0, timestamp)
+        metered = RECORD_OVERHEAD + len(body)
+        check_metered(metered)
+        return cls(1, metered, (), SingleRecord(timestamp, encode_body(body), metered, 0))
 
     @property
     def only_trims(self) -> bool:
@@ -154,11 +164,3 @@ def validate(records: Sequence[Record]) -> RecordBatch:
     metered = sum(map(metered_size, records))
     check_metered(metered)
     return RecordBatch(len(records), metered, commands, PlainRecords.of(records))
-
-
-def _single(record: Record) -> RecordBatch:
-    """A batch of one record in few steps: writers that wait for each ack send these."""
-    metered = RECORD_OVERHEAD + len(record.body)
-    check_metered(metered)
-    rest = encode_rest(record)
-    return RecordBatch(1, metered, (), SingleRecord(record.timestamp, rest, metered, 0))

@@ -64,9 +64,14 @@ def _encode_timestamp(timestamp: int) -> bytes:
     return b"\x10" + varint(timestamp) if timestamp else b""
 
 
+def encode_body(body: bytes) -> bytes:
+    """The body as a field of a SequencedRecord."""
+    return delimited(b"\x22", body)
+
+
 def encode_rest(record: Record | SequencedRecord) -> bytes:
     """Headers and body as fields of a SequencedRecord."""
-    body = delimited(b"\x22", record.body)
+    body = encode_body(record.body)
     if not record.headers:
         return body
     return b"".join(map(_encode_header, record.headers)) + body

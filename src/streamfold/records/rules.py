@@ -69,11 +69,13 @@ def check_types(index: int, record: Record) -> None:
             or not all(isinstance(part, bytes) for part in header)
         ):
             raise InvalidError(f"record {index}: header {header!r} is not a pair of bytes")
-    stamp = record.timestamp
-    if stamp is None:
-        return
-    if not isinstance(stamp, int) or not 0 <= stamp <= U64_MAX:
-        raise InvalidError(f"record {index}: timestamp {stamp!r} is not within 0 to {U64_MAX}")
+    if record.timestamp is not None:
+        check_timestamp(index, record.timestamp)
+
+
+def check_timestamp(index: int, timestamp: int) -> None:
+    if not isinstance(timestamp, int) or not 0 <= timestamp <= U64_MAX:
+        raise InvalidError(f"record {index}: timestamp {timestamp!r} is not within 0 to {U64_MAX}")
 
 
 def command_of(index: int, record: Record) -> Command | None:

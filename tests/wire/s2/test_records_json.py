@@ -53,6 +53,21 @@ def test_a_record_has_its_timestamp_headers_and_body() -> None:
     assert record == SequencedRecord(SeqNum(0), Timestamp(7), (Header(b"k", "vé".encode()),), b"hi")
 
 
+@given(st.none() | TEXT, st.none() | U64 | st.just(U64_MAX + 1))
+def test_one_record_without_headers_is_decoded_as_among_others(
+    body: str | None, timestamp: int | None
+) -> None:
+    record = {"body": body, "timestamp": timestamp}
+    if timestamp is not None and timestamp > U64_MAX:
+        for records in [record], [record, record]:
+            with pytest.raises(InvalidError, match="record 0: timestamp"):
+                append(*records)
+    else:
+        alone, among_others = append(record), append(record, record)
+        assert records_of(alone) == records_of(among_others)[:1]
+        assert alone.batch.metered * 2 == among_others.batch.metered
+
+
 @pytest.mark.parametrize(
     "empty", [{}, {"timestamp": None, "headers": None, "body": None}, {"headers": [], "body": ""}]
 )

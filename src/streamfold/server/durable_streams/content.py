@@ -104,7 +104,7 @@ def to_batches(content: Body, content_type: str, *, allow_empty: bool) -> Sequen
             return []
         raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
     if len(pieces) == 1:
-        return [RecordBatch.of([Record(pieces[0])])]
+        return [RecordBatch.of_one(pieces[0])]
     return list(_batches(pieces))
 
 

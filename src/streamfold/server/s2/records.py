@@ -232,9 +232,7 @@ class _Unparsed(Body, frozen=True, gc=False):
             return None
         if self.encoding is _PROTO:
             return records_proto.decode_light_body(body)
-        if not records_json.is_light(body):
-            return None
-        return records_json.decode_append_body(body, self.record_format)
+        return records_json.decode_light_body(body, self.record_format)
 
     def parse(self) -> AppendInput:
         body = self.inflated()
