@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address
 from threading import Lock
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -181,7 +181,7 @@ class Connections:
             del self._of_client[usage.client]
         usage.requests -= 1
         if not usage.requests:
-            usage.idle_since = _now()
+            usage.idle_since = monotonic()
 
     def cut(self, peer: Peer) -> None:
         """Close the connection of `peer`, whatever it is doing."""
@@ -222,7 +222,7 @@ class Connections:
             self._wake.clear()
 
     async def _look(self, port: int, cutter: _Cutter) -> None:
-        started = _now()
+        started = monotonic()
         sockets = await asyncio.to_thread(_sockets, port)
         victims, silent = self._choose(sockets, started)
         self.closed += silent
@@ -273,10 +273,6 @@ def client_of(address: str) -> str:
     parsed = IPv6Address(address)
     # A socket for both versions sees clients over IPv4 with addresses that begin with ::ffff:.
     return str(parsed.ipv4_mapped or parsed.packed[:8])
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _sockets(port: int) -> list[_Socket]:
