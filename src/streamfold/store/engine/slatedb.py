@@ -158,11 +158,12 @@ class SlateEngine:
                     raise StorageError("an earlier commit failed: open the store again")
                 self._incomplete = True
                 written = await self._db.write(batch.native)
+                seqnum = written.seqnum()
                 self._incomplete = False
-                self._tables.committed(written.seqnum(), batch.size)
+                self._tables.committed(seqnum, batch.size)
                 self._committed = True
             await self._db.flush_with_options(_WAL)
-            if self._db.status().durable_seq < written.seqnum():
+            if self._db.status().durable_seq < seqnum:
                 await written.await_durable()
             if self._disk is not None:
                 await self._disk.sync_wal()
