@@ -383,6 +383,53 @@ async def test_what_an_idle_stream_takes_is_counted(bench: Bench) -> None:
         assert idle._size / len(idle) < 600
 
 
+async def test_a_log_takes_no_more_memory_than_is_counted(bench: Bench) -> None:
+    async with bench.store(QUIET) as store:
+        await store.create_basin(BASIN, CREATING)
+        await store.append(BASIN, "warm", bodies("a"))
+        mount = mount_of(store)
+        log = mount.log_in_memory(StreamRef.parse(BASIN, "warm"))
+        assert log is not None
+        for number in range(2000):
+            log.ref = StreamRef.parse(BASIN, f"copy-{number:05d}-{'x' * 100}")
+            mount.idle.add(log)
+        log.ref = StreamRef.parse(BASIN, "warm")
+        tracemalloc.start()
+        try:
+            for number in range(2000):
+                ref = StreamRef.parse(BASIN, f"copy-{number:05d}-{'x' * 100}")
+                assert mount.log_in_memory(ref) is not None
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert len(mount.idle) == 0
+        assert taken / 2000 <= mount_module._LOG_BYTES
+
+
+async def test_streams_stay_ready_for_use_while_idle_ones_leave_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always, room = 3, 20_000
+    monkeypatch.setattr(mount_module, "_READY_ALWAYS", always)
+    names = [f"s-{number:03d}" for number in range(100)]
+    async with bench.store(StoreSettings(idle_bytes=room, upkeep_interval=1e6)) as store:
+        await store.create_basin(BASIN, CREATING)
+        logs, idle = mount_of(store)._logs, mount_of(store).idle
+        seen = set()
+        for turn in range(2):
+            for number, name in enumerate(names):
+                ack = await store.append(BASIN, name, bodies(name))
+                assert ack.end.seq_num == turn + 1
+                further = (len(logs) - always) * mount_module._LOG_BYTES
+                assert max(0, further) + idle._size <= room
+                assert len(logs) >= min(always, turn * 100 + number + 1)
+                if turn == 0 and number < room // mount_module._LOG_BYTES:
+                    assert len(idle) == 0
+                seen.add(len(logs) > always)
+        assert seen == {True, False}
+        assert len(logs) + len(idle) < len(names)  # the others are in storage
+
+
 async def test_upkeep_opens_no_stream_that_is_younger_than_its_retention(
     bench: Bench, clock: Clock
 ) -> None:

@@ -45,6 +45,10 @@ from streamfold.store.upkeep.live_bytes import LiveBytes
 
 #: Producers of all logs in memory: each takes some 500 bytes, and a stream may have 4096.
 _PRODUCERS_MAX = 250_000
+#: Logs that stay in memory whatever the idle streams take, and the bytes that each further one takes of
+#: what these may take, with a name of some length.
+_READY_ALWAYS = 10_000
+_LOG_BYTES = 1536
 #: Logs in memory that are checked at a time: several, so that their number can shrink.
 _CHECKED_AT_ONCE = 32
 #: Logs that are read at the same time: each may take a scan and a block of 64 KiB.
@@ -376,8 +380,7 @@ class Mount:
         Checks a few per call: with 10,000 in memory, checking all would take 10 ms for each log loaded.
         """
         for _ in range(min(_CHECKED_AT_ONCE, len(self._logs))):
-            few = len(self._logs) <= self._settings.idle_streams
-            if few and self._producer_total <= _PRODUCERS_MAX:
+            if not self._crowded():
                 return
             ref, log = next(iter(self._logs.items()))
             if log.idle and log is not keep:
@@ -386,6 +389,15 @@ class Mount:
             else:
                 self._logs.move_to_end(ref)
 
+    def _crowded(self) -> bool:
+        """Whether more logs are in memory than there is room for: the idle streams share it."""
+        count = len(self._logs)
+        return (
+            count > self._settings.idle_streams
+            or (count - _READY_ALWAYS) * _LOG_BYTES > self.idle.room
+            or self._producer_total > _PRODUCERS_MAX
+        )
+
     def _drop(self, log: StreamLog) -> None:
         del self._logs[log.ref]
         self.recent.forget(log.id)
@@ -393,6 +405,8 @@ class Mount:
 
     def _count_producers(self, log: StreamLog) -> None:
         count = log.terms.producer_count
+        if not count and log.id not in self._producer_counts:
+            return
         self._producer_total += count - self._producer_counts.get(log.id, 0)
         self._producer_counts[log.id] = count
 

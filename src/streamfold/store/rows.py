@@ -10,7 +10,7 @@ import msgspec
 from streamfold.errors import DataCorruptError
 from streamfold.model.access_tokens import AccessToken
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfig
-from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
+from streamfold.model.positions import STREAM_START, SeqNum, StreamPosition, Timestamp
 from streamfold.model.resources import StreamTraits
 
 
@@ -49,7 +49,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
-class StreamRow(msgspec.Struct, frozen=True, omit_defaults=True):
+class StreamRow(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     id: int
     created_at: int
     config: StreamConfig
@@ -93,6 +93,8 @@ class StateRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def bare_tail(self) -> StreamPosition:
+        if not self.bare_seq_num and not self.bare_timestamp:
+            return STREAM_START  # the same object for nearly all streams
         return StreamPosition(SeqNum(self.bare_seq_num), Timestamp(self.bare_timestamp))
 
 

@@ -27,9 +27,11 @@ class StoreSettings:
     commit_timeout: float = 30.0
     #: Bytes of recent records kept in memory, over all streams, for readers at the tail.
     recent_bytes: int = 64 << 20
-    #: Unused streams that are kept in memory ready for use, about 1.5 KiB each.
-    idle_streams: int = 10_000
-    #: Bytes for the state of further unused streams, about 0.5 KiB each; others are read from storage.
+    #: Unused streams that are kept in memory ready for use, about 1.5 KiB each: 10,000 of them always,
+    #: more as long as `idle_bytes` has room for them.
+    idle_streams: int = 50_000
+    #: Bytes for further unused streams, 0.5 KiB each if they are not ready; others are read from
+    #: storage.
     idle_bytes: int = 64 << 20
     #: Seconds between passes of the background work (retention, deletion of what is trimmed).
     upkeep_interval: float = 60.0

@@ -152,7 +152,7 @@ async def test_a_position_within_a_grace_is_reported_as_trimmed_and_cannot_be_fo
 async def test_an_open_follower_gets_every_acknowledged_record_whatever_is_trimmed(
     written: list[tuple[int, int | None]],
 ) -> None:
-    async with Bench(Clock()).store(StoreSettings(trim_grace=GRACE, recent_bytes=300)) as store:
+    async with Bench(Clock()).store(StoreSettings(trim_grace=GRACE, recent_bytes=650)) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
         async with store.follow(BASIN, STREAM, ReadRequest(from_seq_num(0))) as session:

@@ -81,6 +81,11 @@ class IdleStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def room(self) -> int:
+        """Bytes that are left."""
+        return self._capacity - self._size
+
     def add(self, log: StreamLog) -> None:
         """Keep the state of `log`, which is idle."""
         key, producers = keys.stream(*log.ref), log.terms.producers

@@ -13,6 +13,8 @@ from streamfold.store.read.requests import ReadBatch
 
 #: Bytes that a chunk costs beyond its payload, roughly: many small chunks must count, too.
 _CHUNK_OVERHEAD = 200
+#: Bytes that a stream costs beyond its chunks, roughly: many streams may have one small chunk each.
+_STREAM_OVERHEAD = 350
 #: Bytes returned at a time: a reader that stalls holds no more than this.
 _HANDOUT_BYTES = 1 << 20
 #: Batches up to the tail kept per stream: followers share a few positions, or are far behind.
@@ -60,16 +62,20 @@ class RecentChunks:
         stream = self._streams.get(stream_id)
         if stream is None:
             stream = self._streams[stream_id] = _Stream()
+            self._size += _STREAM_OVERHEAD
         else:
             self._streams.move_to_end(stream_id)
         stream.append(chunk)
-        self._size += _cost(chunk)
-        self.added += _cost(chunk)
-        self.shrink(self._capacity)
+        cost = len(chunk.payload) + _CHUNK_OVERHEAD
+        self._size += cost
+        self.added += cost
+        if self._size > self._capacity:
+            self.shrink(self._capacity)
 
     def forget(self, stream_id: int) -> None:
         if stream := self._streams.pop(stream_id, None):
-            self._size -= sum(_cost(chunk) for chunk in stream.chunks[stream.gone :])
+            self._size -= sum([_cost(chunk) for chunk in stream.chunks[stream.gone :]])
+            self._size -= _STREAM_OVERHEAD
 
     def shrink(self, size: int) -> None:
         """Keep at most `size` bytes for now."""
@@ -111,6 +117,7 @@ class RecentChunks:
         self._size -= _cost(stream.pop_oldest())
         if stream.gone == len(stream.chunks):
             del self._streams[stream_id]
+            self._size -= _STREAM_OVERHEAD
 
 
 def _join(chunks: list[Chunk], seq_num: int, tail: StreamPosition) -> ReadBatch | None:

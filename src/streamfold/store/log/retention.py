@@ -37,6 +37,11 @@ class Lifetime:
                 self.deadline = lease_until
 
     @classmethod
+    def of(cls, traits: StreamTraits | None, lease_until: int) -> Lifetime:
+        """The lifetime of a stream; one object for all that never end, because it never changes."""
+        return _ENDLESS if traits is None and not lease_until else cls(traits, lease_until)
+
+    @classmethod
     def begin(cls, traits: StreamTraits, now: int) -> Lifetime:
         """The lifetime of a stream that is created now."""
         lifetime = cls(traits, 0)
@@ -54,12 +59,15 @@ class Lifetime:
         return True
 
 
+_ENDLESS: Final = Lifetime(None, 0)
+
+
 def age_limit(config: StreamConfig) -> int | None:
     """Milliseconds after its arrival for which a record is kept; None = no limit."""
     return None if config.retention == INFINITE else int(config.retention) * 1000
 
 
-class Expiry(msgspec.Struct, frozen=True):
+class Expiry(msgspec.Struct, frozen=True, gc=False):
     """The latest known age boundary of a stream's records.
 
     It stays valid until the first record above it is too old itself, so most reads look nothing up.
@@ -116,7 +124,7 @@ class TrimPoints:
         self.collected = 0
         self._effective = point
         #: In order of time, at most one for each part of the grace period and one more.
-        self._waiting: list[_Waiting] = []
+        self._waiting: tuple[_Waiting, ...] = ()
         self._grace = grace
         self._now = now
 
@@ -126,7 +134,8 @@ class TrimPoints:
         if self._waiting:
             now = self._now()
             while self._waiting and self._waiting[0].due_at <= now:
-                self._effective = max(self._effective, self._waiting.pop(0).point)
+                self._effective = max(self._effective, self._waiting[0].point)
+                self._waiting = self._waiting[1:]
         return self._effective
 
     @property
@@ -160,4 +169,4 @@ class TrimPoints:
             self._waiting[-1].point = point
             self._waiting[-1].due_at = now + self._grace
         else:
-            self._waiting.append(_Waiting(now, now + self._grace, point))
+            self._waiting += (_Waiting(now, now + self._grace, point),)

@@ -112,7 +112,7 @@ class StreamLog:
         #: Whether the close is durable, so that readers may learn of it.
         self.durable_closed = state.closed
         self.terms = Terms(self.name, row.traits, state, producers or {})
-        self.lifetime = Lifetime(row.traits, state.lease_until)
+        self.lifetime = Lifetime.of(row.traits, state.lease_until)
         self._now = now
         #: If storage has a ResumeRow of the stream, the next commit of this log deletes it.
         self.resume_stored = StoredResume.NONE
@@ -133,9 +133,10 @@ class StreamLog:
         self._cleaned_up = False
         # Looked up once: each lookup is a system call in Python 3.11.
         self._loop = asyncio.get_running_loop()
-        self._pending: list[Accepted] = []
+        #: None while there is nothing pending, and nobody who waits: most logs are idle.
+        self._pending: list[Accepted] | None = None
         self._unsettled = 0
-        self._settlers: list[asyncio.Future[None]] = []
+        self._settlers: list[asyncio.Future[None]] | None = None
         #: None before the first follower.
         self._tail_waiters: TailWaiters | None = None
 
@@ -282,7 +283,11 @@ class StreamLog:
             sequenced.payload,
         )
         ack: asyncio.Future[AppendAck] = self._loop.create_future()
-        self._pending.append(Accepted(chunk, ack, key if self.row.cipher else None))
+        accepted = Accepted(chunk, ack, key if self.row.cipher else None)
+        if self._pending is None:
+            self._pending = [accepted]
+        else:
+            self._pending.append(accepted)
         self._unsettled += 1
         return ack
 
@@ -342,6 +347,8 @@ class StreamLog:
         """Return once everything accepted so far is durable; raise if that failed."""
         if self._unsettled:
             settler: asyncio.Future[None] = self._loop.create_future()
+            if self._settlers is None:
+                self._settlers = []
             self._settlers.append(settler)
             await settler
 
@@ -369,7 +376,7 @@ class StreamLog:
 
     def take(self) -> Share:
         """Hand over everything pending as this stream's share of a commit."""
-        taken, self._pending = self._pending, []
+        taken, self._pending = self._pending or [], None
         ops: list[Op] = []
         if self._state_changed:
             ops.append((keys.state(self.id), rows.encode(self.state_row())))
@@ -429,8 +436,11 @@ class StreamLog:
                 chunk = accepted.chunk
                 end = tail if accepted is batches[-1] else chunk.end
                 ack.set_result(AppendAck(chunk.start, end, tail))
-        if self._settlers and not self._unsettled:
-            _resolve(self._settlers)
+        if self._settlers is not None and not self._unsettled:
+            settlers, self._settlers = self._settlers, None
+            for settler in settlers:
+                if not settler.done():
+                    settler.set_result(None)
         if chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
             if self._tail_waiters is not None:
@@ -444,15 +454,15 @@ class StreamLog:
         Returns the metered bytes that this frees.
         """
         self.failure = unsent
-        given_up = sum(accepted.chunk.metered for accepted in (*written, *self._pending))
+        pending, self._pending = self._pending or [], None
+        settlers, self._settlers = self._settlers or [], None
+        given_up = sum(accepted.chunk.metered for accepted in (*written, *pending))
         for accepted in written:
             _reject(accepted.ack, unknown)
-        for accepted in self._pending:
+        for accepted in pending:
             _reject(accepted.ack, unsent)
-        self._pending.clear()
-        for waiter in self._settlers:
-            _reject(waiter, unknown)
-        self._settlers.clear()
+        for settler in settlers:
+            _reject(settler, unknown)
         self.dismiss(unsent)
         return given_up
 
@@ -480,13 +490,6 @@ class LogLease:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _resolve(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-    waiters.clear()
 
 
 def _reject(waiter: asyncio.Future[Any], error: Exception) -> None:
