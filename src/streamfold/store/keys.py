@@ -160,6 +160,10 @@ def held(stream_id: int) -> bytes:
     return _HELD + stream_id.to_bytes(8, "big")
 
 
+def held_stream_id(key: bytes) -> int:
+    return int.from_bytes(key[1:], "big")
+
+
 def level(stream_id: int, hour: int) -> bytes:
     return _LEVEL + stream_id.to_bytes(8, "big") + hour.to_bytes(4, "big")
 

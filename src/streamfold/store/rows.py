@@ -181,7 +181,7 @@ class TokenRow(msgspec.Struct, frozen=True):
     digest: bytes
 
 
-class LevelRow(msgspec.Struct, frozen=True, omit_defaults=True):
+class LevelRow(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Bytes of records that a stream held during an hour."""
 
     #: Before the first change in this hour.
@@ -190,7 +190,7 @@ class LevelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     levels: dict[int, int] = {}
 
 
-class HeldRow(msgspec.Struct, frozen=True, omit_defaults=True):
+class HeldRow(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Exact bytes of a stream's stored chunks below `counted_to`."""
 
     counted_to: int = 0
@@ -202,7 +202,7 @@ class HeldRow(msgspec.Struct, frozen=True, omit_defaults=True):
     levels_from: int = 0
 
 
-class FreshBytes(msgspec.Struct, array_like=True):
+class FreshBytes(msgspec.Struct, array_like=True, gc=False):
     """Bytes that were appended to a stream since its HeldRow was updated."""
 
     basin: str

@@ -272,12 +272,33 @@ async def test_records_that_were_counted_before_they_were_reported_count_once(
     assert (await ledger.settle(BASIN, stream_id)).held == 3 * ONE
 
 
+@pytest.mark.parametrize("seed", range(6))
+async def test_rows_are_the_same_whether_they_are_scanned_or_read_by_their_keys(
+    store: StreamStore, bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chosen = random.Random(seed)
+    monkeypatch.setattr(held_bytes, "_SCANNED_FROM", chosen.choice((1, 2, 5)))
+    monkeypatch.setattr(held_bytes, "_SCANNED_GAP", chosen.choice((1, 3)))
+    stored = chosen.sample(range(1, 200), 90)
+    values = [rows.encode(HeldRow(7, number, 3)) for number in stored]
+    values[0] = b"\xc1"
+    await commit_rows(bench.engine, list(zip(map(keys.held, stored), values, strict=True)))
+    assert store._supervisor.current is not None
+    held = HeldBytes(store._supervisor.current.mount, lambda: clock.now)
+    held._unwritten = {number: HeldRow(8, 9) for number in chosen.sample(range(1, 250), 20)}
+    for wanted in (*([number] for number in stored[:3]), chosen.sample(range(1, 250), 120), []):
+        found = await held._rows(wanted)
+        assert list(found) == wanted
+        assert found == {number: await held.row(number) for number in wanted}
+
+
 @pytest.mark.parametrize("remembered", [4, 100_000])
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_is_held_is_what_the_chunks_hold_whatever_happened(
     bench: Bench, clock: Clock, seed: int, remembered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_bytes, "_FRESH_MAX", remembered)
+    monkeypatch.setattr(held_bytes, "_SCANNED_FROM", (1, 256)[seed % 2])
     chance = random.Random(seed)
     streams = tuple("abcdefgh")
 
