@@ -162,6 +162,12 @@ def resolve(requested: StreamConfigLayer, basin: StreamConfigLayer) -> StreamCon
     return _fill(_fill(SYSTEM_DEFAULTS, basin), requested)
 
 
+@lru_cache(maxsize=1000)
+def shared(config: StreamConfig) -> StreamConfig:
+    """The same object for all configurations that are equal, because many streams have them."""
+    return config
+
+
 def reconfigure_stream(
     current: StreamConfig, change: StreamReconfiguration, basin: StreamConfigLayer
 ) -> StreamConfig:

@@ -29,7 +29,7 @@ class StoreSettings:
     recent_bytes: int = 64 << 20
     #: Unused streams that are kept in memory ready for use, about 1.5 KiB each: 10,000 of them always,
     #: more as long as `idle_bytes` has room for them.
-    idle_streams: int = 50_000
+    idle_streams: int = 40_000
     #: Bytes for further unused streams, 0.5 KiB each if they are not ready; others are read from
     #: storage.
     idle_bytes: int = 64 << 20

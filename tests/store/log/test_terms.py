@@ -242,7 +242,7 @@ async def test_producers_are_bounded_and_idle_ones_make_room(bench: Bench, clock
 
 
 def test_stream_sequences_are_compared_by_bytes() -> None:
-    terms = Terms("s", None, StateRow(stream_seq="2"), {})
+    terms = Terms.of("s", None, StateRow(stream_seq="2"), {})
     for given, follows in (("10", False), ("2", False), ("20", True), ("B", True), ("é", True)):
         claim = Claim(stream_seq=given)
         if follows:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from streamfold.errors import DataCorruptError, StreamNotFoundError
+from streamfold.model.configs import shared
 from streamfold.model.names import StreamRef
 from streamfold.model.positions import StreamPosition
 from streamfold.store import keys, rows
@@ -99,6 +102,7 @@ class LogReader:
     def resumed(self, ref: StreamRef, resumed: ResumeRow, stored: StoredResume) -> StreamLog:
         """The log that a ResumeRow describes."""
         row, state, arrived_at = resumed.row, resumed.state, resumed.arrived_at
+        msgspec.structs.force_setattr(row, "config", shared(row.config))  # nobody else has this row
         log = self.log_of(ref, row, state, resumed.tail, arrived_at, resumed.producers)
         log.resume_stored = stored
         return log

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 
+import msgspec
+
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.store.log.chunks import Chunk
@@ -21,16 +23,13 @@ _HANDOUT_BYTES = 1 << 20
 _TO_TAIL_MAX = 16
 
 
-class _Stream:
+class _Stream(msgspec.Struct, gc=False):
     """Consecutive chunks of one stream; the first `gone` items of the list are dropped already."""
 
-    __slots__ = ("chunks", "gone", "to_tail")
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-        self.gone = 0
-        #: By their first seq_num; made of the chunks above only.
-        self.to_tail: dict[int, ReadBatch | None] = {}
+    chunks: list[Chunk] = []
+    gone: int = 0
+    #: By their first seq_num; made of the chunks above only.
+    to_tail: dict[int, ReadBatch | None] = {}
 
     def append(self, chunk: Chunk) -> None:
         if self.to_tail:

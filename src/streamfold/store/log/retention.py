@@ -95,7 +95,7 @@ class _Waiting(msgspec.Struct):
     point: int
 
 
-class TrimPoints:
+class TrimPoints(msgspec.Struct, gc=False):
     """The trim points of one stream.
 
     A trim command takes effect for readers only `grace` ms after it became durable: a follower still
@@ -103,30 +103,23 @@ class TrimPoints:
     No point ever goes back, whatever the clock does.
     """
 
-    __slots__ = (
-        "_effective",
-        "_grace",
-        "_now",
-        "_waiting",
-        "accepted",
-        "accepted_at_once",
-        "collected",
-        "durable",
-    )
+    #: Accepted, but perhaps not durable yet.
+    accepted: int
+    durable: int
+    #: The part of `accepted` that takes effect without grace.
+    accepted_at_once: int
+    _effective: int
+    _grace: int
+    _now: Callable[[], int]
+    #: How far the background has deleted, since the stream was loaded.
+    collected: int = 0
+    #: In order of time, at most one for each part of the grace period and one more.
+    _waiting: tuple[_Waiting, ...] = ()
 
-    def __init__(self, point: int, grace: int, now: Callable[[], int]) -> None:
-        #: Accepted, but perhaps not durable yet.
-        self.accepted = point
-        self.durable = point
-        #: The part of `accepted` that takes effect without grace.
-        self.accepted_at_once = point
-        #: How far the background has deleted, since the stream was loaded.
-        self.collected = 0
-        self._effective = point
-        #: In order of time, at most one for each part of the grace period and one more.
-        self._waiting: tuple[_Waiting, ...] = ()
-        self._grace = grace
-        self._now = now
+    @classmethod
+    def at(cls, point: int, grace: int, now: Callable[[], int]) -> TrimPoints:
+        """Everything below `point` is trimmed."""
+        return cls(point, point, point, point, grace, now)
 
     @property
     def effective(self) -> int:

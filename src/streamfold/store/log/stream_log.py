@@ -98,7 +98,7 @@ class StreamLog:
         self._seq_num_max = GCM_SEQ_NUM_MAX if row.cipher is Cipher.AES_256_GCM else U64_MAX
         self.durable = tail
         #: `trim_grace` in ms.
-        self.trims = TrimPoints(state.trim_point, trim_grace, now)
+        self.trims = TrimPoints.at(state.trim_point, trim_grace, now)
         #: Milliseconds after its arrival for which a record is kept; None = no limit.
         self.age_limit = age_limit(row.config)
         # Nothing that a stream wrote itself arrived before it was created.
@@ -111,7 +111,7 @@ class StreamLog:
         self.deleting = row.deleted_at is not None
         #: Whether the close is durable, so that readers may learn of it.
         self.durable_closed = state.closed
-        self.terms = Terms(self.name, row.traits, state, producers or {})
+        self.terms = Terms.of(self.name, row.traits, state, producers or {})
         self.lifetime = Lifetime.of(row.traits, state.lease_until)
         self._now = now
         #: If storage has a ResumeRow of the stream, the next commit of this log deletes it.

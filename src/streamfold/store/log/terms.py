@@ -5,6 +5,8 @@ One step checks an append against the newest accepted terms, durable or not, and
 
 from __future__ import annotations
 
+import msgspec
+
 from streamfold.errors import (
     ContentTypeMismatchError,
     InvalidError,
@@ -25,34 +27,29 @@ PRODUCERS_MAX = 4096
 PRODUCER_IDLE = 7 * 24 * 3600 * 1000
 
 
-class Terms:
+class Terms(msgspec.Struct, gc=False):
     """The conditions that the next append to a stream must meet."""
 
-    __slots__ = (
-        "_changed",
-        "_producers",
-        "_stream",
-        "closed",
-        "closed_by",
-        "content_type",
-        "stream_seq",
-    )
+    closed: bool
+    closed_by: tuple[str, int, int] | None
+    stream_seq: str | None
+    content_type: str
+    _stream: str
+    _producers: dict[str, ProducerRow]
+    #: Ids of producers; a dictionary takes less memory than a set while it is empty.
+    _changed: dict[str, None] = {}
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         stream: str,
         traits: StreamTraits | None,
         state: StateRow,
         producers: dict[str, ProducerRow],
-    ) -> None:
-        self.closed = state.closed
-        self.closed_by = state.closed_by
-        self.stream_seq = state.stream_seq
-        self.content_type = media_type(traits.content_type) if traits else OCTETS
-        self._stream = stream
-        self._producers = producers
-        #: Ids of producers; a dictionary takes less memory than a set while it is empty.
-        self._changed: dict[str, None] = {}
+    ) -> Terms:
+        """The terms of a stream in this state."""
+        content_type = media_type(traits.content_type) if traits else OCTETS
+        return cls(state.closed, state.closed_by, state.stream_seq, content_type, stream, producers)
 
     @property
     def changed(self) -> bool:
