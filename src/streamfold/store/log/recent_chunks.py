@@ -21,10 +21,12 @@ _STREAM_OVERHEAD = 350
 _HANDOUT_BYTES = 1 << 20
 #: Batches up to the tail kept per stream: followers share a few positions, or are far behind.
 _TO_TAIL_MAX = 16
+#: Stands where a dropped chunk was, so that its payload is freed at once.
+_DROPPED = Chunk(0, 0, 0, 0, 0, 0, b"")
 
 
 class _Stream(msgspec.Struct, gc=False):
-    """Consecutive chunks of one stream; the first `gone` items of the list are dropped already."""
+    """Consecutive chunks of one stream, after `gone` items of the list whose chunks are dropped."""
 
     chunks: list[Chunk] = []
     gone: int = 0
@@ -38,7 +40,7 @@ class _Stream(msgspec.Struct, gc=False):
 
     def pop_oldest(self) -> Chunk:
         self.to_tail.clear()
-        chunk = self.chunks[self.gone]
+        chunk, self.chunks[self.gone] = self.chunks[self.gone], _DROPPED
         self.gone += 1
         if self.gone > 64 and self.gone * 2 > len(self.chunks):
             del self.chunks[: self.gone]
