@@ -14,10 +14,11 @@ from typing import Final
 
 from streamfold.store.log.recent_chunks import RecentChunks
 
-#: Seconds between two checks, and the number of checks after which memory is returned again although
-#: nothing was written meanwhile: readers need some, too.
+#: Seconds between two checks.
 _INTERVAL: Final = 10.0
-_REPEAT: Final = 6
+#: Quiet checks in a row of which each returns memory: a store at rest first writes tables and merges
+#: them, which takes memory once more. Later one of so many, because readers need some, too.
+_FIRST: Final = 6
 #: Bytes of records between two checks below which the store counts as unused.
 _QUIET_BYTES: Final = 1 << 20
 #: Bytes of recent records that an unused store keeps in memory.
@@ -33,8 +34,8 @@ class MemoryRelease:
     recent: RecentChunks
     #: Bytes written at the last check.
     _written: int = 0
-    #: Checks until memory is returned.
-    _left: int = 0
+    #: Checks in a row that found hardly anything written.
+    _quiet: int = 0
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -46,12 +47,11 @@ class MemoryRelease:
         """Return memory if hardly anything was written since the last check, and it is due."""
         written, self._written = self._written, self.recent.added
         if self._written - written >= _QUIET_BYTES:
-            self._left = 0
+            self._quiet = 0
             return
-        if self._left:
-            self._left -= 1
+        self._quiet += 1
+        if self._quiet > _FIRST and self._quiet % _FIRST:
             return
-        self._left = _REPEAT - 1
         self.recent.shrink(_RECENT_BYTES)
         if _malloc_trim is not None:
             await asyncio.to_thread(_malloc_trim, 0)
