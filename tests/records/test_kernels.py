@@ -13,6 +13,7 @@ import streamfold
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import Record
 from streamfold.records import measure, parse_append_input, record_kernel, warm_up
+from streamfold.records.compiler_pages import mappings
 from tests.records.models import Clock, assign_slots, sequence, serialize_batch, serialize_input
 from tests.records.test_batch import stamped
 
@@ -132,3 +133,62 @@ def test_a_cached_kernel_is_compiled_again_when_what_it_calls_has_changed(tmp_pa
 def test_warming_up_again_is_free_and_says_the_same() -> None:
     assert warm_up()
     assert warm_up()
+
+
+def test_the_memory_of_the_compiler_is_released_and_kernels_still_work(tmp_path: Path) -> None:
+    code = (
+        APPEND
+        + """
+from pathlib import Path
+from streamfold.records import release_compiler
+def resident():
+    found = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line]
+    return int(found[0].split()[1]) << 10
+assert release_compiler() == 0
+assert warm_up()
+before = resident()
+released = release_compiler()
+assert released > 40 << 20, released
+assert before - resident() > 0.9 * released, (before, resident())
+import numba
+from streamfold.records import compiled
+assert compiled.scan(two_records).count == 2
+print(numba.njit(lambda number: number + 1)(1))
+"""
+    )
+    assert run(code, tmp_path) == "2"
+
+
+SMAPS = """\
+7f00-7f10 r-xp 00000000 fe:00 17      /lib/libllvmlite.so
+Rss:                  12 kB
+Anonymous:             0 kB
+Swap:                  0 kB
+VmFlags: rd ex
+7f10-7f20 r--p 00001000 fe:00 17      /lib/with space/libllvmlite.so
+Rss:                   8 kB
+Anonymous:             4 kB
+Swap:                  0 kB
+7f20-7f30 r--p 00001000 fe:00 17      /lib/libllvmlite.so
+Rss:                   8 kB
+Anonymous:             0 kB
+Swap:                  4 kB
+7f30-7f40 rw-p 00002000 fe:00 17      /lib/libllvmlite.so
+Rss:                   8 kB
+Anonymous:             0 kB
+Swap:                  0 kB
+7f40-7f50 r--p 00000000 00:00 0
+Rss:                   8 kB
+"""
+
+
+def test_only_pages_that_are_as_the_file_has_them_are_disposable() -> None:
+    found = list(mappings(SMAPS))
+    assert [one.disposable for one in found] == [True, False, False, False, False]
+    assert found[0] == (0x7F00, 16, "r-xp", "/lib/libllvmlite.so", 12 << 10, 0)
+    assert [one.file for one in found[1:]] == [
+        "/lib/with space/libllvmlite.so",
+        "/lib/libllvmlite.so",
+        "/lib/libllvmlite.so",
+        "",
+    ]

@@ -2,6 +2,7 @@
 
 from streamfold.records.append_input import AppendInput, parse_append_input
 from streamfold.records.batch import RecordBatch
+from streamfold.records.compiler_pages import release_compiler
 from streamfold.records.kernels import warm_up
 from streamfold.records.payload import Cut, Index, decode, encode_records, measure
 from streamfold.records.rules import Command, Fence, Sequenced, Trim
@@ -19,5 +20,6 @@ __all__ = [
     "encode_records",
     "measure",
     "parse_append_input",
+    "release_compiler",
     "warm_up",
 ]

@@ -18,7 +18,7 @@ from typing import Final
 from streamfold.errors import StreamfoldError
 from streamfold.model.names import parse_bucket_name
 from streamfold.model.resource_spec import ResourceSpec, read_resource_spec
-from streamfold.records import warm_up
+from streamfold.records import release_compiler, warm_up
 from streamfold.server.application import Application
 from streamfold.server.auth import Access
 from streamfold.server.config import Configuration
@@ -174,6 +174,7 @@ def _load_kernels() -> bool:
     loaded = warm_up()
     if loaded:
         warm_up_writes()
+        release_compiler()
     return loaded
 
 

@@ -45,7 +45,5 @@ def test_a_stream_is_read_from_memory_up_to_its_newest_chunk(adds: list[tuple[in
         assert found == list(range(end - len(found), end))
         for seq_num in found:
             kept = recent.since(stream, seq_num)
-            assert [one.first_seq_num for one in kept] == list(
-                range(seq_num, seq_num + len(kept))
-            )
+            assert [one.first_seq_num for one in kept] == list(range(seq_num, seq_num + len(kept)))
             assert all(one.records for one in kept)
