@@ -91,7 +91,7 @@ def test_snapshots_of_an_unreachable_server_say_where_to_look(shell: Shell, tmp_
         "snapshot", "list", "my-basin/orders", "--snapshots", folder, "--endpoint", address
     )
     assert failed.status == 1
-    assert failed.stderr.startswith("error: the server cannot be reached: ")
+    assert failed.stderr.startswith("error: the server cannot be reached: Connection refused at ")
     assert "`streamfold doctor` looks further" in failed.stderr
 
 
@@ -180,8 +180,20 @@ def test_an_unreachable_server_is_not_an_unknown_outcome(shell: Shell) -> None:
 
 def test_an_unreachable_server_is_named_with_what_to_do(shell: Shell) -> None:
     failed = shell("ls", "--endpoint", "http://127.0.0.1:1")
-    assert failed.stderr.startswith("error: the server at http://127.0.0.1:1 cannot be reached: ")
+    assert failed.stderr.startswith(
+        "error: the server at http://127.0.0.1:1 cannot be reached: Connection refused at 127.0.0.1 "
+        "port 1; is it running"
+    )
     assert "`streamfold doctor`" in failed.stderr
+
+
+@pytest.mark.parametrize("verb", [("ls",), ("top",), ("doctor",), ("check-tail", "some-basin/s")])
+def test_a_failure_to_connect_is_told_without_numbers_of_errors(
+    shell: Shell, verb: tuple[str, ...]
+) -> None:
+    failed = shell(*verb, "--endpoint", "http://127.0.0.1:1")
+    said = failed.stdout.decode() + failed.stderr
+    assert (failed.status, "Connection refused" in said, "Errno" in said) == (1, True, False)
 
 
 def test_https_to_a_server_without_tls_is_answered_with_the_right_address(shell: Shell) -> None:

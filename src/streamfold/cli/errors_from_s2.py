@@ -19,6 +19,7 @@ from streamfold.follow.clients.s2_internals import (
     TransportError,
     has_no_side_effects,
 )
+from streamfold.wording import reason_of
 
 
 def failure_from_s2(error: S2Error, target: Target, *, changes: bool) -> VerbFailedError:
@@ -88,12 +89,12 @@ def _not_reached(error: S2Error, target: Target, *, changes: bool) -> VerbFailed
         where = dict.fromkeys((target.account, target.basin))
         return VerbFailedError(
             "unreachable",
-            f"the server at {' or '.join(where)} cannot be reached: {cause}; {advice}",
+            f"the server at {' or '.join(where)} cannot be reached: {reason_of(cause)}; {advice}",
         )
     if isinstance(cause, TransportError):
         if changes:
-            return _unknown(str(cause))
-        return VerbFailedError("connection_lost", f"the connection was lost: {cause}")
+            return _unknown(reason_of(cause))
+        return VerbFailedError("connection_lost", f"the connection was lost: {reason_of(cause)}")
     return VerbFailedError("invalid", str(error))
 
 

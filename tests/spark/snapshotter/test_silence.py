@@ -33,7 +33,7 @@ def _started(server: Server, proxy: Proxy, folder: Path, interval: str) -> Itera
 
 def _lines(folder: Path, proxy: Proxy) -> list[str]:
     """The log's lines about the server."""
-    unreachable = f"source.server {proxy.url} cannot be reached (TimeoutError"
+    unreachable = f"source.server {proxy.url} cannot be reached (timed out"
     log = (folder / "writer.log").read_text()
     return [line for line in log.splitlines() if unreachable in line]
 

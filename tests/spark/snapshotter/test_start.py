@@ -28,9 +28,9 @@ def test_what_is_wrong_is_said_before_spark_starts_and_again_and_again_until_the
         _add_table(file, "nowhere", servers["waiting"], Path("/dev/null/x"))
         with Process(file, log) as process:
             assert process.ask("/health/live")  # Java takes seconds to start, and is not there yet
-            causes = {"waiting": "ConnectionRefusedError"}
+            causes = {"waiting": "Connection refused"}
             expected = {
-                table: f"source.server {server} cannot be reached ({causes.get(table, 'TimeoutError')}"
+                table: f"source.server {server} cannot be reached ({causes.get(table, 'timed out')}"
                 for table, server in servers.items()
             }
             expected["nowhere"] = "folder /dev/null/x/nowhere cannot be used (Not a directory)"

@@ -24,6 +24,7 @@ from streamfold.cli.publishing.plan import Plan
 from streamfold.errors import ConflictError
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.snapshotter.status import TableStatus
+from streamfold.wording import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class TrimFile:
             self._failed = True
             logger.warning(
                 "streams are not trimmed, %s cannot be written and is tried again in %.0f s: %s",
-                self._file, _SECONDS, error,
+                self._file, _SECONDS, reason_of(error),
             )  # fmt: skip
             return
         self._points, self._failed = points, False

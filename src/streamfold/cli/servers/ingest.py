@@ -20,6 +20,7 @@ from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import confirm, yes_option
 from streamfold.cli.target import FILE, Target, find_target
 from streamfold.extras import needing_extra
+from streamfold.wording import reason_of
 
 with needing_extra("postgres"):
     from streamfold.ingest.postgres.catalog import describe_tables
@@ -302,6 +303,6 @@ def trim_points(file: Path | None) -> dict[str, int]:
         # It may be half written: the next heartbeat reads it again.
         logger.warning(
             'nothing is trimmed, --trim-file %s is not readable as {"public.orders": 1000}: %s',
-            file, error,
+            file, reason_of(error),
         )  # fmt: skip
         return {}

@@ -16,6 +16,7 @@ from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.json_output import Shape
 from streamfold.cli.target import Target
 from streamfold.http_client import build_request, cause_of, open_transport
+from streamfold.wording import reason_of
 
 #: Seconds that a server may take to answer, and bytes that its answer may have.
 _TIMEOUT, _ANSWER_MAX = 5.0, 8 << 20
@@ -93,7 +94,8 @@ def read_metrics(target: Target) -> Reading:
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise VerbFailedError(
             "unreachable",
-            f"{target.account} cannot be reached: {cause_of(error)}; `streamfold doctor` looks further",
+            f"the server at {target.account} cannot be reached: {reason_of(cause_of(error))}; "
+            "is it running? `streamfold doctor` looks further",
         ) from None
     if status in (401, 403):
         raise VerbFailedError(

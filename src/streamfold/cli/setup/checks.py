@@ -19,6 +19,7 @@ from streamfold.cli.contexts import config_path, readable_by_others
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.target import Target, tls_advice
 from streamfold.errors import StreamfoldError
+from streamfold.wording import reason_of
 
 #: Seconds that a server may take to answer.
 _TIMEOUT: Final = 10.0
@@ -90,7 +91,7 @@ def check_server(target: Target | VerbFailedError) -> Iterator[Finding]:
             response.read()
             answered = time.time()
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        cause = str(cause_of(error))
+        cause = reason_of(cause_of(error))
         yield Finding(
             "endpoint",
             "failure",

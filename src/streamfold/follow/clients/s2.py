@@ -16,6 +16,7 @@ from streamfold.model.names import endpoint_url
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
 from streamfold.records.protobuf import delimited, varint
+from streamfold.wording import reason_of
 
 with needing_extra("client"):
     import s2_sdk
@@ -181,11 +182,11 @@ def translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldEr
         return errors.PositionUnwrittenError(error.tail.seq_num, error.tail.timestamp)
     cause = error.__cause__
     transport = cause if isinstance(cause, TransportError) else None
-    message = f"{getattr(error, 'code', 'transport')}: {error}"
+    message = f"{getattr(error, 'code', 'transport')}: {reason_of(error)}"
     if isinstance(cause, ConnectError):
         message = (
-            f"the server cannot be reached: {cause}; is it running, and is its address right? "
-            "`streamfold doctor` looks further"
+            f"the server cannot be reached: {reason_of(cause)}; is it running, and is its address "
+            "right? `streamfold doctor` looks further"
         )
     if transport is not None or _is_retryable(error):
         # A refused connection has done nothing, a broken one may have.

@@ -21,6 +21,7 @@ from streamfold.errors import (
 )
 from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo, SnapshotStore
 from streamfold.http_client import AsyncHttp, build_request, cause_of
+from streamfold.wording import reason_of
 
 #: Bytes per piece of a snapshot that is loaded.
 _PIECE = 1 << 20
@@ -81,7 +82,7 @@ class ServerSnapshots(SnapshotStore):
                 async for piece in response.aiter_raw(_PIECE):
                     yield piece
         except httpx.TransportError as error:
-            cause = cause_of(error)
+            cause = reason_of(cause_of(error))
             raise BlobUnavailableError(f"snapshot {info.name} was cut off: {cause}") from error
 
     async def save(self, cursor: int, codec: str, blob: bytes) -> bool:
@@ -111,15 +112,17 @@ class ServerSnapshots(SnapshotStore):
                 return response.status_code, await _read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise BlobUnavailableError(
-                f"the server cannot be reached: {cause_of(error)}"
+                f"the server at {self._origin} cannot be reached: {reason_of(cause_of(error))}; is it "
+                "running, and is its address right?"
             ) from error
         except httpx.TransportError as error:
             if method == "GET":
                 raise BlobUnavailableError(
-                    f"the server closed the connection: {cause_of(error)}"
+                    f"the server closed the connection: {reason_of(cause_of(error))}"
                 ) from error
             raise BlobOutcomeUnknownError(
-                f"the connection was lost, the snapshot may or may not be saved: {cause_of(error)}"
+                "the connection was lost, the snapshot may or may not be saved: "
+                f"{reason_of(cause_of(error))}"
             ) from error
 
     def _request(

@@ -21,6 +21,7 @@ from streamfold.server.auth import Access
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import Router
+from streamfold.wording import reason_of
 
 #: Seconds for which an answer serves all callers, and that a snapshotter has to give one.
 _KEPT_FOR: Final = 2.0
@@ -65,7 +66,7 @@ class Snapshotters:
         except TimeoutError:
             return shown | {"error": f"it did not answer within {_TIMEOUT:g} s"}
         except (httpx.TransportError, OSError) as error:
-            return shown | {"error": f"it cannot be reached: {cause_of(error)}"}
+            return shown | {"error": f"it cannot be reached: {reason_of(cause_of(error))}"}
         except (InvalidError, msgspec.DecodeError):
             return shown | {"error": "its answer is not the status of a snapshotter"}
 

@@ -14,6 +14,7 @@ from streamfold.snapshotter.config.hocon import HoconError, parse_hocon
 from streamfold.snapshotter.config.model import Configuration
 from streamfold.snapshotter.config.tables import ROOT, read_configuration
 from streamfold.snapshotter.errors import ConfigurationError
+from streamfold.wording import reason_of
 
 PREFIX = "STREAMFOLD_SNAPSHOTTER__"
 _PATH = re.compile(r"[\w-]+(?:\[\d+\])*(?:\.[\w-]+(?:\[\d+\])*)*")
@@ -129,7 +130,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError([f"{path}: cannot be read: {error}"]) from None
+        raise ConfigurationError([f"{path}: cannot be read: {reason_of(error)}"]) from None
     try:
         if path.suffix == ".toml":
             return tomllib.loads(text)

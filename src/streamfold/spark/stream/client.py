@@ -20,6 +20,7 @@ from streamfold.model.positions import StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.records.columns import read_columns
 from streamfold.spark.errors import EndpointUnavailableError, OptionError
+from streamfold.wording import reason_of
 
 _PLACEHOLDER = "{basin}"
 #: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
@@ -183,7 +184,7 @@ class Connection:
         except httpx.TransportError as error:
             cause = cause_of(error)
             if not isinstance(cause, ssl.SSLCertVerificationError):
-                raise TransientError(_words(cause)) from error
+                raise TransientError(reason_of(cause)) from error
             raise OptionError(
                 "endpoint",
                 f"is {self.endpoint.origin}, whose certificate is not trusted ({cause.verify_message}):"
@@ -196,7 +197,7 @@ def read_body(response: httpx.Response) -> bytes:
     try:
         return b"".join(response.iter_raw())
     except httpx.TransportError as error:
-        raise TransientError(_words(cause_of(error))) from error
+        raise TransientError(reason_of(cause_of(error))) from error
     finally:
         response.close()
 
@@ -238,10 +239,6 @@ def _members(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class Streams:

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from streamfold.spark.errors import OptionError
 from streamfold.spark.stream.client import Endpoint
 from streamfold.spark.stream.stored import StoredBasin
+from streamfold.wording import reason_of
 
 #: Where a query starts or ends in each stream: a word for all, or a number for each.
 Positions: TypeAlias = str | Mapping[str, int]
@@ -165,7 +166,7 @@ class _Options:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found)
         except (OSError, ValueError) as error:
             rule = "must be a file of certificates (PEM) that the driver can read"
-            raise OptionError(name, f"is {path!r}, it {rule}: {error}") from None
+            raise OptionError(name, f"is {path!r}, it {rule}: {reason_of(error)}") from None
         return found
 
 

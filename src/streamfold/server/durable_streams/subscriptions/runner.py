@@ -48,6 +48,7 @@ from streamfold.wire.durable_streams.subscriptions import (
     WebhookCall,
     decode_webhook_reply,
 )
+from streamfold.wording import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -228,8 +229,7 @@ class Runner:
 
 
 def _log_failure(entry: ActiveSubscription, error: Exception) -> None:
-    cause = str(error) or type(error).__name__
-    logger.warning("the webhook of subscription %r failed: %s", entry.id, cause)
+    logger.warning("the webhook of subscription %r failed: %s", entry.id, reason_of(error))
 
 
 def callback_url(base_url: str, subscription_id: str) -> str:
