@@ -16,6 +16,7 @@ NONE = Policy(records=None, bytes=None, age=None, replay=None)
         (Policy(), SinceSnapshot(0, 0, 10**9), None),
         (Policy(records=10), SinceSnapshot(9, 0, 0), None),
         (Policy(records=10), SinceSnapshot(10, 0, 0), "10 records"),
+        (Policy(records=1), SinceSnapshot(1, 0, 0), "1 record since"),
         (Policy(records=None, bytes=100), SinceSnapshot(5, 99, 0), None),
         (Policy(records=None, bytes=100), SinceSnapshot(5, 100, 0), "100 bytes"),
         (Policy(records=None, age=60), SinceSnapshot(1, 1, 59.9), None),

@@ -108,7 +108,7 @@ async def test_without_hashes_a_wrong_number_of_rows_is_found(
     edit_manifest(tmp_path, forget)
     error = await failure_of(await reopened(tmp_path))
     assert isinstance(error, ArtifactCorruptError)
-    assert "holds 1 rows, the manifest says 2" in error.message
+    assert "holds 1 row, the manifest says 2" in error.message
     assert small.exists()
 
 

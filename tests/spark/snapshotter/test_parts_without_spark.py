@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from streamfold.archive import SchemaIncompatibleError, TableSchema
+from streamfold.archive.manifest.model import Artifact, FormatFiles
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.servers.snapshotter import snapshotter
 from streamfold.errors import (
@@ -42,7 +43,7 @@ from streamfold.snapshotter.spark.errors_from_spark import (
     is_retryable,
 )
 from streamfold.snapshotter.spark.service import lag_of
-from streamfold.snapshotter.spark.table.progress import CommitLog
+from streamfold.snapshotter.spark.table.progress import CommitLog, commit_line
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.net import fill_unsent, has_unsent
 from streamfold.snapshotter.spark.tasks.results import (
@@ -351,3 +352,22 @@ def test_the_way_through_a_backlog_is_logged(caplog: pytest.LogCaptureFixture) -
         "table t: follows stream s from record 100 on, 1000 records behind",
         "table t: 500 of 1000 records of the backlog taken in (50 %), 50 records/s, about 10 s left",
     ]
+
+
+def test_one_record_and_one_row_are_logged_in_the_singular(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "streamfold")
+    CommitLog("t").follows("s", 100, 101)
+    assert caplog.records[0].getMessage().endswith("from record 100 on, 1 record behind")
+    files = {"jsonl": FormatFiles(uri="a.jsonl", size_bytes=70, parts=())}
+    at: dict[str, Any] = {
+        "epoch": 2,
+        "to_position": "9",
+        "created_at": "2026-06-03T12:00:00Z",
+        "formats": files,
+    }
+    base = Artifact(kind="snapshot", from_position=None, row_count=1, commit_id="a", **at)
+    diff = Artifact(kind="diff", from_position="5", change_count=2, commit_id="b", **at)
+    assert commit_line(base, True, 0.5).startswith("base at 9 of epoch 2: 1 row, 70 bytes, 0.50 s")
+    assert commit_line(diff, False, 0.5).startswith("diff (5, 9] of epoch 2: 2 rows, 70 bytes")

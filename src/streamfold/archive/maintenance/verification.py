@@ -26,6 +26,7 @@ from streamfold.archive.read.plan import TablePlan
 from streamfold.archive.read.rebuild import Rebuild
 from streamfold.blob.local_files import finish
 from streamfold.errors import RetryLaterError, StorageError, StreamfoldError
+from streamfold.wording import noun
 
 Words = npt.NDArray[np.uint64]
 
@@ -123,7 +124,8 @@ async def check_rebase(rebase: Rebase, files: PartFiles, decoding: Decoding) -> 
     if folded != written:
         raise ArtifactCorruptError(
             f"the base of epoch {rebase.new.base.epoch} at {rebase.new.position!r} has "
-            f"{written.rows} rows and is not the table that epoch {rebase.old.base.epoch} leads to, "
+            f"{written.rows} {noun(written.rows, 'row')} and is not the table that epoch "
+            f"{rebase.old.base.epoch} leads to, "
             f"which has {folded.rows}: one of them is wrong; write a new base from the source"
         )
     return True

@@ -19,6 +19,7 @@ from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, P
 from streamfold.archive.read.untyped import DeclaredTypes, with_keys
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import FormatUnsupportedError, InvalidError
+from streamfold.wording import noun
 
 #: Key of tables for which neither the manifest nor the caller names one: the published default.
 DEFAULT_KEY = ("id",)
@@ -91,8 +92,8 @@ class ChosenFiles:
         said = count_of(self.artifact) if part.rows is None else part.rows
         if count != said:
             raise ArtifactCorruptError(
-                f"file {part.path!r} holds {count} rows, the manifest says {said}: restore it, or "
-                "read another format of it"
+                f"file {part.path!r} holds {count} {noun(count, 'row')}, the manifest says {said}: "
+                "restore it, or read another format of it"
             )
 
 
@@ -183,5 +184,6 @@ def _check_parts(manifest: Manifest, artifact: Artifact, name: str, files: Forma
     if (complete and sum(known) != count_of(artifact)) or (not complete and len(rows) > 1):
         raise ManifestInvalidError(
             f"the {artifact.kind} of table {manifest.table!r} at {artifact.to_position!r} has "
-            f"{count_of(artifact)} rows, and its parts as {name} have {rows}: one of them is wrong"
+            f"{count_of(artifact)} {noun(count_of(artifact), 'row')}, and its parts as {name} have "
+            f"{rows}: one of them is wrong"
         )

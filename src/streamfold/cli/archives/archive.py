@@ -31,6 +31,7 @@ from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output, ProgressBar, output_closed
 from streamfold.cli.parameters import Duration
 from streamfold.errors import StreamfoldError
+from streamfold.wording import noun
 
 if TYPE_CHECKING:
     from streamfold.archive import Archive, Collector
@@ -52,7 +53,9 @@ async def ls(output: Output, uri: str) -> None:
         bad += isinstance(manifest, StreamfoldError)
         output.show(shapes.listed_shape(found, manifest), shapes.listed_line(found, manifest))
     if bad:
-        raise VerbFailedError("manifest_invalid", f"{bad} manifests cannot be used, see above")
+        raise VerbFailedError(
+            "manifest_invalid", f"{bad} {noun(bad, 'manifest')} cannot be used, see above"
+        )
 
 
 @verb("show")
@@ -84,8 +87,9 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
         result = await found.verify(lambda file: bar.update(file.size_bytes), deep=deep)
     output.show(shapes.verification_shape(result), shapes.verification_text(result))
     if not result.ok:
+        bad = len(result.problems)
         raise VerbFailedError(
-            "artifact_corrupt", f"{len(result.problems)} of {result.files} files are wrong"
+            "artifact_corrupt", f"{bad} of {result.files} files {noun(bad, 'is', 'are')} wrong"
         )
 
 
@@ -130,7 +134,7 @@ async def restore(
     reached = found.plan(**at).position
     output.show(
         {"file": str(file), "position": reached, "rows": rows},
-        f"{file}  {rows:,} rows at {reached}",
+        f"{file}  {rows:,} {noun(rows, 'row')} at {reached}",
     )
 
 
@@ -345,8 +349,8 @@ async def export(
             "files": result.files,
             "bytes": result.size_bytes,
         },
-        f"{there.uri}  head {result.manifest.head_position}  {result.files} files of "
-        f"{result.size_bytes:,} bytes copied",
+        f"{there.uri}  head {result.manifest.head_position}  {result.files} "
+        f"{noun(result.files, 'file')} of {result.size_bytes:,} bytes copied",
     )
 
 
@@ -366,7 +370,7 @@ async def _export_table(
         )
     output.show(
         {"path": str(target), "kind": kind, "position": result.position, "rows": result.rows},
-        f"{target}  {result.rows:,} rows at {result.position} as {kind}",
+        f"{target}  {result.rows:,} {noun(result.rows, 'row')} at {result.position} as {kind}",
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from streamfold.cli.json_output import Shape
 from streamfold.errors import StreamfoldError
+from streamfold.wording import noun
 
 if TYPE_CHECKING:
     from streamfold.archive import (
@@ -145,11 +146,14 @@ def verification_shape(found: Verification) -> Shape:
 def verification_text(found: Verification) -> str:
     problems = [f"{file.path}: {file.problem}" for file in found.problems]
     unhashed = f", {found.unhashed} of them without a hash" if found.unhashed else ""
-    verdict = "no problems" if found.ok else f"{len(problems)} problems"
-    compared = f", {found.compared} bases compared" if found.compared else ""
+    verdict = "no problems" if found.ok else f"{len(problems)} {noun(len(problems), 'problem')}"
+    compared = (
+        f", {found.compared} {noun(found.compared, 'base')} compared" if found.compared else ""
+    )
+    files = f"{found.files} {noun(found.files, 'file')} of {found.size_bytes:,} bytes{unhashed}"
     last = (
-        f"table {found.table} up to {found.head_position}: {found.files} files of "
-        f"{found.size_bytes:,} bytes{unhashed}, {found.rows:,} rows and changes{compared}: {verdict}"
+        f"table {found.table} up to {found.head_position}: {files}, {found.rows:,} rows and changes"
+        f"{compared}: {verdict}"
     )
     return "\n".join([*problems, last])
 

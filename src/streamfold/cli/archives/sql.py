@@ -23,6 +23,7 @@ from streamfold.cli.archives.options import (
 from streamfold.cli.output import Output, ProgressBar
 from streamfold.cli.parameters import ByteSize
 from streamfold.errors import InvalidError
+from streamfold.wording import noun
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +79,7 @@ async def sql(
             printer.print(batch)
             rows += len(batch)
         printer.end(batch.schema)
-        output.note(f"{rows:,} rows of the table at {session.position}")
+        output.note(f"{rows:,} {noun(rows, 'row')} of the table at {session.position}")
 
 
 class ResultPrinter:

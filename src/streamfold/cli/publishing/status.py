@@ -17,6 +17,7 @@ from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text
 from streamfold.ingest.postgres.slot import Slot, find_slot, flush_lag
 from streamfold.model.units import approximate_size
 from streamfold.snapshotter.status import ArtifactStatus, State, TableStatus
+from streamfold.wording import noun
 
 #: Seconds between two lines about a table where each is a new line, unless its state changes.
 _LINE_INTERVAL: Final = 10.0
@@ -40,8 +41,8 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
         return cls(found.at, found.position, found.rows, found.size_bytes)
 
     def __str__(self) -> str:
-        rows = f"{self.rows} row" if self.rows == 1 else f"{self.rows} rows"
-        return f"{self.at[11:19]}Z ({rows}, {approximate_size(self.bytes)})"
+        rows = noun(self.rows, "row")
+        return f"{self.at[11:19]}Z ({self.rows} {rows}, {approximate_size(self.bytes)})"
 
 
 class PublishedTable(msgspec.Struct, frozen=True):
@@ -67,12 +68,14 @@ class PublishedTable(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         parts = [f"{self.table}  {self.state}"]
         if self.state == "copying" and self.rows_copied is not None:
-            parts.append(f"{self.rows_copied} rows")
+            parts.append(f"{self.rows_copied} {noun(self.rows_copied, 'row')}")
         if self.position is not None:
             parts.append(f"at {self.position}")
         if self.lag_bytes is not None:
             lag = f"lag {approximate_size(self.lag_bytes)}"
-            parts.append(lag if self.lag_records is None else f"{lag}, {self.lag_records} records")
+            if self.lag_records is not None:
+                lag += f", {self.lag_records} {noun(self.lag_records, 'record')}"
+            parts.append(lag)
         parts += [
             f"{kind} {found}"
             for kind, found in (("diff", self.last_diff), ("base", self.last_base))

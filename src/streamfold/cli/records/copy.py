@@ -18,6 +18,7 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
 from streamfold.cli.target import FILE, find_target
 from streamfold.model.names import BasinName, StreamName, StreamRef, parse_basin_name
+from streamfold.wording import noun
 
 if TYPE_CHECKING:
     from s2_sdk import S2
@@ -178,7 +179,8 @@ class _Copier:
             "verified": copied.verified,
             "digest": copied.digest,
         }
-        text = f"{target}  {copied.records} records, tail {copied.tail}"
+        records = noun(copied.records, "record")
+        text = f"{target}  {copied.records} {records}, tail {copied.tail}"
         if copied.shift:
             text += f", each seq_num {copied.shift} lower than in the source"
         if copied.verified is not None:

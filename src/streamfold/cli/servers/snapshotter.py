@@ -28,6 +28,7 @@ from streamfold.snapshotter.config import Configuration, describe, load_configur
 from streamfold.snapshotter.decoding import DECODERS
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.snapshotter.status import State, StatusServer, TableStatus
+from streamfold.wording import noun
 
 _CONFIG = click.option(
     "--config",
@@ -148,9 +149,9 @@ def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> Configuration
         for problem in error.problems:
             click.echo(problem, err=True)
         count = len(error.problems)
-        problems = "1 problem, which is" if count == 1 else f"{count} problems, which are"
+        problems = noun(count, "problem, which is", "problems, which are")
         raise VerbFailedError(
-            error.code, f"{file} has {problems} listed above: correct it"
+            error.code, f"{file} has {count} {problems} listed above: correct it"
         ) from None
 
 
@@ -238,7 +239,7 @@ def _announce(tables: int, host: str, port: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"tables": tables, "port": port}))
     else:
-        count = "1 table" if tables == 1 else f"{tables} tables"
+        count = f"{tables} {noun(tables, 'table')}"
         shown = "localhost" if host in _ANY_ADDRESS else host
         click.echo(f"Publishing {count}; status at http://{shown}:{port}/status", err=True)
 

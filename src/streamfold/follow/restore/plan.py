@@ -20,6 +20,7 @@ from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Placement, 
 from streamfold.model.records import RECORD_OVERHEAD, TRIM_COMMAND
 from streamfold.model.units import approximate_size
 from streamfold.notebook import html_table
+from streamfold.wording import noun
 
 #: Records that are read first; each further step reads twice as many.
 FIRST_STEP: Final = 1000
@@ -148,8 +149,8 @@ class RestorePlan:
             )
         else:
             lines.append("  load    nothing: fold from the start")
-        records = "1 record" if self.records == 1 else f"{self.records:,} records"
-        lines.append(f"  replay  {records} from {self.read_from}")
+        records = noun(self.records, "record")
+        lines.append(f"  replay  {self.records:,} {records} from {self.read_from}")
         lines.append(f"  read    about {approximate_size(self.estimated_bytes)}")
         lines += [f"  skipped {skipped.error}" for skipped in self.skipped]
         return "\n".join(lines)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from streamfold.errors import BlobNotFoundError, InvalidError
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 from streamfold.follow.snapshots.snapshot_store import SnapshotInfo, SnapshotStore
+from streamfold.wording import noun
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def due(policy: Policy, since: SinceSnapshot) -> str | None:
     if since.records == 0:
         return None
     if policy.records is not None and since.records >= policy.records:
-        return f"{since.records} records since the last snapshot"
+        return f"{since.records} {noun(since.records, 'record')} since the last snapshot"
     if policy.bytes is not None and since.bytes >= policy.bytes:
         return f"{since.bytes} bytes since the last snapshot"
     if policy.age is not None and since.age >= policy.age:

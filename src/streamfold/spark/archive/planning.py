@@ -34,6 +34,7 @@ from streamfold.archive.read.rebuild import truncates
 from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.spark.archive.filters import Condition
 from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
+from streamfold.wording import noun
 
 #: The most keys to look up one by one: beyond it, most buckets are wanted anyway.
 KEYS_MAX = 1024
@@ -113,8 +114,9 @@ def read_row_groups(
         source.seek(0)
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
         if part.rows not in (None, file.metadata.num_rows):
+            rows = file.metadata.num_rows
             raise ArtifactCorruptError(
-                f"it holds {file.metadata.num_rows} rows, the manifest says {part.rows}"
+                f"it holds {rows} {noun(rows, 'row')}, the manifest says {part.rows}"
             )
         for number in share.of(file.num_row_groups):
             if may_match(file.metadata.row_group(number), conditions, columns):

@@ -24,6 +24,7 @@ from streamfold.snapshotter.status.table_status import (
     State,
     TableStatus,
 )
+from streamfold.wording import noun
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,10 @@ class CommitLog:
     def follows(self, stream: str, start: int, tail: int) -> None:
         """Log that the query starts at `start`; the records before `tail` are the backlog."""
         self._start, self._tail = start, max(start, tail)
+        behind = self._tail - start
         logger.info(
-            "table %s: follows stream %s from record %d on, %d records behind",
-            self._table, stream, start, self._tail - start,
+            "table %s: follows stream %s from record %d on, %d %s behind",
+            self._table, stream, start, behind, noun(behind, "record"),
         )  # fmt: skip
 
     def committed(self, before: Manifest | None, after: Manifest | None, seconds: float) -> None:
@@ -81,9 +83,9 @@ def commit_line(artifact: Artifact, with_base: bool, seconds: float) -> str:
     else:
         kind, extent = "diff", f"({artifact.from_position}, {artifact.to_position}]"
         reason = CLOSING if with_base else INTERVAL
-    size = sum(files.size_bytes for files in artifact.formats.values())
+    rows, size = count_of(artifact), sum(files.size_bytes for files in artifact.formats.values())
     return (
-        f"{kind} {extent} of epoch {artifact.epoch}: {count_of(artifact)} rows, {size} bytes, "
+        f"{kind} {extent} of epoch {artifact.epoch}: {rows} {noun(rows, 'row')}, {size} bytes, "
         f"{seconds:.2f} s, reason {reason}"
     )
 

@@ -27,6 +27,7 @@ from streamfold.archive.read.folding import KeyIndex, columns_of, fitted
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.spark.tasks.layers import Layer, OpenFiles, Stack
 from streamfold.spark.buckets import bucket_numbers
+from streamfold.wording import noun
 
 Mask = npt.NDArray[np.bool_]
 #: Yields the rows of a run where the mask is true, under the table's schema.
@@ -169,9 +170,10 @@ def _opened(part: Part, source: BinaryIO, coded: Sequence[str] = ()) -> pq.Parqu
     with _readable(part.path):
         file = pq.ParquetFile(source, pre_buffer=False, read_dictionary=list(coded))
     if part.rows not in (None, file.metadata.num_rows):
+        rows = file.metadata.num_rows
         raise ArtifactCorruptError(
-            f"file {part.path!r} holds {file.metadata.num_rows} rows, the manifest says "
-            f"{part.rows}: restore it"
+            f"file {part.path!r} holds {rows} {noun(rows, 'row')}, the manifest says {part.rows}: "
+            "restore it"
         )
     return file
 
