@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from streamfold.model.access_tokens import Secret
+from streamfold.records import warm_up
 from streamfold.server.main import running_server
+from streamfold.store.engine.slatedb_binding import warm_up_writes
 from tests.server.conftest import configuration, until
 from tests.server.raw_h1 import H1Client, h1_client
 
@@ -23,6 +25,9 @@ SLACK = 2 << 20
 
 @pytest.fixture
 def traced() -> Iterator[None]:
+    # Otherwise the server loads the compiler meanwhile, which takes 20 MB.
+    warm_up()
+    warm_up_writes()
     tracemalloc.start()
     yield
     tracemalloc.stop()
