@@ -95,9 +95,11 @@ class AccessLog:
 
 def _line(request: Request, seconds: float) -> bytes:
     """Unix seconds at the end of the request, client, request, and the milliseconds it took."""
-    start = _describe(
+    path = request.raw_path[:_TEXT_MAX]
+    if SECRET_PREFIX in path:
+        path = _SECRET.sub(_HIDDEN, path)
+    caller, basin = _describe(
         (
-            request.raw_path[:_TEXT_MAX],
             request.method[:_FIELD_MAX],
             request.connection[0],
             request.http_version,
@@ -107,9 +109,11 @@ def _line(request: Request, seconds: float) -> bytes:
     asked = b""
     if request.raw_query:
         asked = b',"query":' + _encode(_shown(request.query[:_TEXT_MAX]))
-    return b'{"time":%.3f%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
+    return b'{"time":%.3f%b%b%b,"status":%d,"took":%.3f,"received":%d,"sent":%d%b}\n' % (
         time(),
-        start,
+        caller,
+        _encode(path),
+        basin,
         request.status,
         seconds * 1000,
         request.received,
@@ -130,11 +134,9 @@ def _shown_parameter(text: str) -> str:
 
 
 @memoize_short
-def _describe(request: tuple[str, str, str, str, bytes]) -> bytes:
-    """The part of a line that is the same for many requests."""
-    path, method, client, http, basin = request
-    path = _SECRET.sub(_HIDDEN, path)
-    fields = {"client": client, "http": http, "method": method, "path": path}
-    if basin:
-        fields["basin"] = basin.decode(errors="replace")
-    return b"," + _encode(fields)[1:-1]
+def _describe(request: tuple[str, str, str, bytes]) -> tuple[bytes, bytes]:
+    """What is before the path in a line, and right after it: the same for many requests."""
+    method, client, http, basin = request
+    caller = _encode({"client": client, "http": http, "method": method})
+    named = b',"basin":' + _encode(basin.decode(errors="replace")) if basin else b""
+    return b',%b,"path":' % caller[1:-1], named

@@ -75,8 +75,7 @@ class Route(NamedTuple):
     needs: AccessRule
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The handlers of a path by method, and the segments that they take."""
 
     handlers: dict[str, Handler]
