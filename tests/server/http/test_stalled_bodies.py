@@ -11,12 +11,13 @@ from typing import cast
 import pytest
 
 from streamfold.errors import ServerBusyError
+from streamfold.server.http.listener import STREAMS_MAX
 from streamfold.server.http.offload import OffloadPool
 from streamfold.server.http.request import Request
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
 from streamfold.server.http.response_stream import Message
-from streamfold.server.main import running_server
+from streamfold.server.main import Server, running_server
 from tests.server.attacked import MIB, attacked, steady
 from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
@@ -62,6 +63,16 @@ async def test_a_body_that_stalls_is_refused_with_408(
             await client.send(HEAD.format(line, content_type, size).encode() + b"{")
             assert await refusal(client) == (408, "request_timeout")
         assert server.client_limits.request_budget.cut_off == 1
+
+
+async def test_refused_requests_do_not_wait_for_their_small_bodies(server: Server) -> None:
+    async with h2_client(server.port) as client:
+        sent = [
+            client.open("POST", "/v1/nothing", [("content-length", "5")])
+            for _ in range(STREAMS_MAX)
+        ]
+        assert {(await client.whole(stream_id)).status for stream_id in sent} == {404}
+        await until(lambda: all(client.answer(stream_id).reset is not None for stream_id in sent))
 
 
 async def test_a_snapshot_that_drips_is_refused_although_it_is_never_silent() -> None:
@@ -189,9 +200,8 @@ async def test_addresses_of_one_ipv6_network_are_one_client_of_those_that_wait_f
     pool = OffloadPool()
     tasks: list[asyncio.Task[bytes | None]] = []
 
-    async def receive() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError("this client sends nothing")
+    def receive() -> asyncio.Future[Message]:
+        return asyncio.get_running_loop().create_future()  # this client sends nothing
 
     async def send(message: Message) -> None:
         raise AssertionError(f"nothing is answered: {message}")

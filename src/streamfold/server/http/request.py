@@ -19,11 +19,12 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Generator,
     Iterable,
     Mapping,
 )
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from streamfold.model.positions import U64_MAX
 from streamfold.server.http.connections import Running, client_of
@@ -43,7 +44,16 @@ from streamfold.server.http.response_stream import (
 )
 from streamfold.wire.text import ascii_url, from_bytes, parse_unsigned
 
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
+
+class Arriving(Protocol):
+    """A message of the client that may still be on its way, as granian has it."""
+
+    def __await__(self) -> Generator[Any, Any, Message]: ...
+
+    def cancel(self) -> object: ...
+
+
+Receive: TypeAlias = Callable[[], Arriving]
 #: Names in lower case.
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
@@ -158,7 +168,7 @@ class Request:
             else self.declared_size > RESERVED_FROM
         )
         #: The first message of the body, which may still be on its way; None if it was not asked for.
-        self._early: Awaitable[Message] | None = None
+        self._early: Arriving | None = None
         self._to_come = True
         #: Reads what is left of the body, and drops it.
         self._ignoring: asyncio.Task[None] | None = None
@@ -290,7 +300,7 @@ class Request:
         """
         self._early = self._receive()
 
-    def _message(self) -> Awaitable[Message]:
+    def _message(self) -> Arriving:
         """The next message of the client."""
         early, self._early = self._early, None
         return self._receive() if early is None else early
@@ -311,6 +321,9 @@ class Request:
         """Give back all memory that was reserved; call when the request is over."""
         if self._ignoring is not None:
             self._ignoring.cancel()
+        if self._early is not None:
+            # Nobody read the body. Until it came, granian would keep the HTTP/2 stream open for it.
+            self._early.cancel()
         if self._upload is not None:
             self._release_upload()
         if self._reservation is not None:
