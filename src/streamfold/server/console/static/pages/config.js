@@ -56,8 +56,8 @@ export function StreamConfigFields({ form, setForm, inherits }) {
     </div>
     <div class="columns">
       <${Field} label="Timestamps"><select name="mode" value=${form.mode} onChange=${set("mode")}>
-        <option value="">${unset}</option><option value="client-prefer">the client's, or time of arrival</option>
-        <option value="client-require">the client's, required</option><option value="arrival">time of arrival</option></select><//>
+        <option value="">${unset}</option><option value="client-prefer">the client's, else arrival</option>
+        <option value="client-require">the client's, required</option><option value="arrival">arrival</option></select><//>
       <${Field} label="Storage class"><select name="class" value=${form.storageClass} onChange=${set("storageClass")}>
         <option value="">${unset}</option><option value="standard">standard</option><option value="express">express</option></select><//>
     </div>
