@@ -387,8 +387,12 @@ async def test_a_snapshot_that_postgres_lost_between_two_tables_is_tried_again(
     target: Any = client
     with source.query() as cursor:
         (table,) = find_tables(cursor, ["t"])
+    exists = "EXISTS (SELECT FROM pg_ls_dir('pg_snapshots') AS name WHERE name = '{}')"
     async with exported_snapshot(source) as snapshot:
-        pass
+        assert execute(database, f"SELECT {exists.format(snapshot.name)}") == [(True,)]
+    # Its process ends after the connection: until then, others can still use the snapshot.
+    loop = f"WHILE {exists.format(snapshot.name)} LOOP PERFORM pg_sleep(0.01); END LOOP"
+    execute(database, f"DO $$ BEGIN {loop}; END $$")
     with pytest.raises(SourceUnavailableError, match="has lost the snapshot"):
         await copy_table(
             source, table, TableStream(target, "x"), snapshot,
