@@ -242,7 +242,11 @@ def snapshotter_weight(found: Sequence[dict[str, Any]]) -> list[Row]:
 def postgres(found: dict[str, dict[str, float]]) -> list[Row]:
     """Tables of PostgreSQL into streams, beside PostgreSQL's own programs on the same machine."""
     copied, load, backlog = found["first_copy"], found["pgbench"], found["backlog"]
-    plain, alone = {"COPY": copied["copy_rows_per_s"]}, {"without ingest": load["alone_per_s"]}
+    plain = {
+        "COPY to a file": copied["copy_to_file_per_s"],
+        "COPY to a client": copied["copy_to_client_per_s"],
+    }
+    alone = {"without ingest": load["alone_per_s"]}
     received = {"pg_recvlogical": backlog["pg_recvlogical_s"]}
     name = f"first copy of {copied['rows']:,.0f} rows"
     late = pair("ingest behind pgbench at its end", "s", load["behind_s"], {}, more=False)
