@@ -206,11 +206,17 @@ class Draft:
             rest = rest[os.write(self.descriptor, rest[:WRITE_AT_ONCE]) :]
 
     def close(self) -> None:
-        """Close the file and remove its draft name."""
-        os.close(self.descriptor)
-        if not self.renamed:
-            with suppress(FileNotFoundError):  # another process took it for a dead one's
-                self.path.unlink()
+        """Remove the draft name, and close the file.
+
+        In this order: closing ends the lock. A process that finds the draft of a dead one might be
+        about to remove a draft that was just made, and must not do so once its maker has the lock.
+        """
+        try:
+            if not self.renamed:
+                with suppress(FileNotFoundError):  # another process took it for a dead one's
+                    self.path.unlink()
+        finally:
+            os.close(self.descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:
