@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final
 
-#: How the text of an OSError begins, and how asyncio goes on: with an address instead of the cause.
+#: The number at the start of an OSError's text. asyncio puts an address after it instead of the cause.
 _NUMBER: Final = re.compile(r"\[Errno (-?\d+)\] (?:Connect call failed \('([^']*)', (\d+)[^)]*\))?")
 #: How asyncio begins the texts about several addresses of one name.
 _SEVERAL: Final = "Multiple exceptions: "

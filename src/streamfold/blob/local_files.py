@@ -208,8 +208,8 @@ class Draft:
     def close(self) -> None:
         """Remove the draft name, and close the file.
 
-        In this order: closing ends the lock. A process that finds the draft of a dead one might be
-        about to remove a draft that was just made, and must not do so once its maker has the lock.
+        In this order, because closing ends the lock: whoever takes a new draft for that of a dead
+        process holds it until the name is gone, and its maker makes another.
         """
         try:
             if not self.renamed:
