@@ -246,6 +246,7 @@ class Supervisor:
             held=lambda: usage.held.by_basin,
             room=lambda: self.space.room,
             in_files=lambda: files.size,
+            commits_max=self._file_limits.commits_max,
         )
         mount.on_appended = partial(self._on_appended, usage)
         mount.on_content = usage.held.appended

@@ -14,7 +14,7 @@ from streamfold.errors import StorageError
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
-from streamfold.store.engine import slatedb_tables
+from streamfold.store.engine import location, slatedb_tables
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskUsage
 from streamfold.store.engine.engine import Run, commit_rows, first_row
 from streamfold.store.engine.location import open_location
@@ -156,6 +156,20 @@ async def test_a_deleted_stream_leaves_object_storage_without_further_writes(
         assert s3_bytes(s3_server, "space") >= MIB
         await store.delete_stream(BASIN, STREAM)
         await falls_below(EMPTY_BYTES, lambda: s3_bytes(s3_server, "space"))
+
+
+async def test_many_small_commits_on_object_storage_become_a_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(location, "_REMOTE_COMMITS", 20)
+    async with open_store("memory:", QUICK) as store:
+        await prepare(store)
+        for _ in range(20):
+            await store.append(BASIN, STREAM, [Record(b"small")])
+        engine = (await store._supervisor.mounted()).mount.engine
+        async with asyncio.timeout(TIMEOUT):
+            while not (await engine.tables()).young:  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.05)
 
 
 async def test_a_store_at_rest_takes_little_more_than_it_holds(tmp_path: Path) -> None:

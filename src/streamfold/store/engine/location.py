@@ -39,6 +39,10 @@ LOCAL_FILE_FROM, REMOTE_FILE_FROM = 128 << 10, 1 << 20
 #: commits, and a sync waits for what was freed; on object storage, most of the time is latency.
 _LOCAL_READS, _LOCAL_DELETES = 4, 1
 _REMOTE_READS, _REMOTE_DELETES = 16, 16
+#: Commits after which their rows become a table, even if they are few. A start after a crash reads the
+#: WAL file of each commit since: on object storage that takes two requests, on local disk no time, and
+#: the limit of SlateDB, 4096, will do.
+_LOCAL_COMMITS, _REMOTE_COMMITS = sys.maxsize, 1024
 #: Mode of folders on local disk: for this user alone, whatever the files within allow.
 _PRIVATE = 0o700
 
@@ -72,12 +76,14 @@ def _check(url: str, names: Iterable[str]) -> None:
 
 
 class FileLimits(NamedTuple):
-    """When chunks become files, and how many files are used at the same time."""
+    """When chunks become files, how many files are used at the same time, and when WAL files end."""
 
     #: Stored bytes of a stream in one commit from which they get a file.
     write_from: int
     reads_max: int
     deletes_max: int
+    #: Commits, each with a WAL file, after which a table takes their place.
+    commits_max: int = _LOCAL_COMMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +129,11 @@ class Location:
 
     @property
     def file_limits(self) -> FileLimits:
-        """When chunks become files, and how many are used at once; in memory, none do."""
+        """The limits of this storage; in memory, no chunk becomes a file."""
         if self.folder is not None:
             return FileLimits(LOCAL_FILE_FROM, _LOCAL_READS, _LOCAL_DELETES)
         write_from = sys.maxsize if self.in_memory else REMOTE_FILE_FROM
-        return FileLimits(write_from, _REMOTE_READS, _REMOTE_DELETES)
+        return FileLimits(write_from, _REMOTE_READS, _REMOTE_DELETES, _REMOTE_COMMITS)
 
     async def check_access(self) -> None:
         """Raise, within seconds, if the bucket cannot be used or holds the data of another program."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,6 +142,8 @@ class Reclaimer:
     room: Callable[[], float] = lambda: float("inf")
     #: Bytes of chunk files, which hold no rows and need no merges.
     in_files: Callable[[], int] = lambda: 0
+    #: Commits after which their rows are written as a table.
+    commits_max: int = sys.maxsize
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     _disk: DiskUse | None = None
     #: The tables, and the bytes of dead rows, when the tables were last read.
@@ -173,6 +176,8 @@ class Reclaimer:
     _read_commits: int = -1
     _read_bytes: int = 0
     _read_at: float = 0.0
+    #: Commits when a table was last written because of their number.
+    _flushed_commits: int = 0
 
     @property
     def use(self) -> StorageUse | None:
@@ -194,6 +199,10 @@ class Reclaimer:
     async def _merge_forever(self) -> NoReturn:
         while True:
             self.observe_changes()
+            if self._commits - self._flushed_commits >= self.commits_max:
+                self._flushed_commits = self._commits
+                with _retried_later():
+                    await self.engine.flush()
             if self._tables_changed() or self._is_due():
                 with _retried_later():
                     await self.step()
