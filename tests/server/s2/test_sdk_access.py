@@ -182,6 +182,26 @@ async def test_metrics_are_for_root_and_for_tokens_that_may_see_the_accounts(
             assert (await h2.exchange("GET", "/metrics", headers)).status == status
 
 
+async def test_active_basins_are_those_that_the_token_covers(guarded: Server) -> None:
+    await guarded.store.create_basin("others-basin")
+    await guarded.store.create_stream("others-basin", STREAM)
+    now = int(datetime.now(UTC).timestamp())
+    path = f"/v1/metrics?set=active-basins&start={now - 60}&end={now + 30}"
+    cases: list[tuple[ExactMatch | PrefixMatch | None, list[str]]] = [
+        (ExactMatch(BASIN), [BASIN]),
+        (PrefixMatch("others-"), ["others-basin"]),
+        (EVERYWHERE, sorted((BASIN, "others-basin"))),
+        (None, []),
+    ]
+    async with client(guarded, ROOT) as root, h2_client(guarded.port) as h2:
+        for index, (basins, names) in enumerate(cases):
+            scope = AccessTokenScope(basins=basins, ops=[Operation.ACCOUNT_METRICS])
+            token = await root.issue_access_token(f"watcher-{index}", scope=scope)
+            answer = await h2.exchange("GET", path, [("authorization", f"Bearer {token}")])
+            [metric] = json.loads(answer.body)["values"]
+            assert metric["label"]["values"] == names
+
+
 async def test_metrics_can_be_opened_to_all_callers() -> None:
     settings = configuration(root_token=Secret(ROOT), open_metrics=True)
     async with running_server(settings) as server, h2_client(server.port) as h2:

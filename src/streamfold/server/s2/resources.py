@@ -10,7 +10,7 @@ from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import AccessToken, Operation
 from streamfold.model.configs import SYSTEM_DEFAULTS, StorageClass
 from streamfold.model.grants import Grant
-from streamfold.model.metrics import Interval, Metric
+from streamfold.model.metrics import Interval, Label, Metric
 from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.resources import BasinInfo, Origin, Page, Provision, StreamInfo
 from streamfold.server.auth import Access
@@ -280,9 +280,10 @@ class Account:
         await request.respond(204)
 
     async def account_metrics(self, request: Request) -> None:
-        await self._access.allow(request, Operation.ACCOUNT_METRICS)
+        grant = await self._access.allow(request, Operation.ACCOUNT_METRICS)
         query = urls.parse_metrics_query(request.query)
-        await _show(request, await self._account.account_metrics(*_asked(query)))
+        metrics = await self._account.account_metrics(*_asked(query))
+        await _show(request, tuple(_of_visible_basins(grant, metric) for metric in metrics))
 
     async def basin_metrics(self, request: Request, segment: str) -> None:
         basin = parse_basin(segment)
@@ -317,6 +318,13 @@ def _asked(
     query: urls.MetricsQuery,
 ) -> tuple[str, int | None, int | None, Interval | None]:
     return query.metric_set, query.start, query.end, query.interval
+
+
+def _of_visible_basins(grant: Grant, metric: Metric) -> Metric:
+    """The metric without names of basins that the caller may not see."""
+    if not isinstance(metric, Label):
+        return metric
+    return replace(metric, values=tuple(filter(grant.basins.contains, metric.values)))
 
 
 async def _show(request: Request, metrics: tuple[Metric, ...]) -> None:
