@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 
@@ -93,6 +94,34 @@ async def test_protobuf_over_http2_must_declare_its_size(h2: H2Client, server: S
     answer = await h2.exchange("POST", PATH, UNARY, append_frame(b"x")[4:])
     assert (answer.status, json.loads(answer.body)["code"]) == (400, "bad_header")
     assert await nothing_was_appended(server)
+
+
+async def test_a_request_without_a_body_over_http2_declares_no_size(h2: H2Client) -> None:
+    """As curl sends it: the head ends the request."""
+    stream, text = "/v1/stream/chat", [("content-type", "text/plain")]
+    assert (await h2.exchange("PUT", stream, text)).status == 201
+    source = [("stream-forked-from", stream)]
+    assert (await h2.exchange("PUT", "/v1/stream/fork", source)).status == 201
+    refused = await h2.exchange("POST", stream, text, b"half of it")
+    assert (refused.status, json.loads(refused.body)["code"]) == (400, "bad_header")
+    closed = await h2.exchange("POST", stream, [("stream-closed", "true")])
+    assert (closed.status, closed.headers["stream-closed"]) == (204, "true")
+    read = await h2.exchange("GET", stream)
+    assert (read.status, bytes(read.body), read.headers["stream-closed"]) == (200, b"", "true")
+
+
+async def test_a_request_that_breaks_off_before_its_body_does_nothing(h2: H2Client) -> None:
+    """Its reset says no error, so that the body seems to end before it began."""
+    stream, text = "/v1/stream/chat", [("content-type", "text/plain")]
+    h2.reset(h2.open("PUT", "/v1/stream/none", text))
+    assert (await h2.exchange("PUT", stream, text)).status == 201
+    h2.reset(h2.open("POST", stream, [*text, ("stream-closed", "true")]))
+    later = h2.open("POST", stream, [*text, ("stream-closed", "true")])
+    await asyncio.sleep(0.1)  # until the server waits for the body
+    h2.reset(later)
+    await asyncio.sleep(0.2)
+    assert (await h2.exchange("HEAD", "/v1/stream/none")).status == 404
+    assert "stream-closed" not in (await h2.exchange("HEAD", stream)).headers
 
 
 async def test_a_body_that_dawdles_is_given_up() -> None:

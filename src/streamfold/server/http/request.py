@@ -71,6 +71,10 @@ LIST_ROOM: Final = FIRST_MAX
 #: Digits below which a number is certainly less than 2**64.
 _DIGITS_SURE: Final = 20
 
+#: Seconds after which a reset that made a body look empty has certainly been reported: it takes less
+#: than a millisecond.
+_RESET_REPORTED: Final = 0.05
+
 _DISCONNECT = "http.disconnect"
 _ALONE: Final = Running(1, 1, 0)
 #: Methods of requests that have no body, unless they declare its size.
@@ -258,6 +262,17 @@ class Request:
             self._to_come = False  # nothing can follow: one trip to granian's thread less
             return [chunk]
         return await self._gather(chunk, limit, declared, upload)
+
+    async def has_no_body(self) -> bool:
+        """Whether a body of undeclared size is empty; ClientHangupError if it only looks so."""
+        if await self.body_parts(0) is None:
+            return False
+        try:
+            async with asyncio.timeout(_RESET_REPORTED):
+                await self.gone()
+        except TimeoutError:
+            return True
+        raise _hung_up()
 
     async def chunks(
         self, reserve: int = 0, paused: Callable[[], bool] = lambda: False
