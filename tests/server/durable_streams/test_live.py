@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import re
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from streamfold.server.durable_streams.content import PIECE_MAX, Body, to_batches
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import configuration, until
 from tests.server.durable_streams.conftest import JSON, OCTETS, browsing, token
@@ -61,6 +63,26 @@ async def test_a_long_poll_ends_with_what_comes(patient: Server, web: httpx.Asyn
     assert (answer.status_code, answer.json()) == (200, [1, 2])
     assert answer.headers["stream-next-offset"] == token(2)
     assert re.fullmatch("[0-9]+", answer.headers["stream-cursor"])
+
+
+async def test_a_long_text_is_cut_into_events_between_characters(web: httpx.AsyncClient) -> None:
+    headers = {"content-type": "text/plain", "stream-closed": "true"}
+    for unit, before in itertools.product(("🙂", "a\r\n"), range(4)):
+        text = before * "x" + unit * (PIECE_MAX // len(unit.encode()) + 2)
+        stream = f"{STREAM}-{len(unit)}-{before}"
+        await web.put(stream, headers=headers, content=text.encode())
+        async with web.stream("GET", stream, params={"offset": "-1", "live": "sse"}) as response:
+            events = [data async for name, data in events_of(response) if name == "data"]
+        assert len(events) == 2
+        intact = "".join(events) == text.replace("\r\n", "\n")
+        assert intact, (unit, before)
+
+
+def test_what_is_not_utf8_is_cut_where_it_is_full() -> None:
+    body = b"\x80" * (2 * PIECE_MAX + 1)
+    batches = to_batches(Body([body]), "text/plain", allow_empty=False)
+    pieces = [piece for batch in batches for piece in batch.bodies()]
+    assert list(map(len, pieces)) == [PIECE_MAX, PIECE_MAX, 1]
 
 
 @pytest.mark.parametrize("change", ["close", "delete"])

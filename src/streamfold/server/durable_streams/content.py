@@ -35,6 +35,7 @@ from streamfold.wire.durable_streams.content import (
     PLAIN_BYTES,
     is_json,
     is_plain,
+    is_text,
     join_messages,
     split_messages,
 )
@@ -100,7 +101,7 @@ def to_batches(content: Body, content_type: str, *, allow_empty: bool) -> Sequen
     if is_json(content_type):
         pieces = split_messages(body, _LIMITS, allow_empty=allow_empty) if body else []
     else:
-        pieces = [body[at : at + PIECE_MAX] for at in range(0, len(body), PIECE_MAX)]
+        pieces = _cut_text(body) if is_text(content_type) else _cut(body)
     if not pieces:
         if allow_empty:
             return []
@@ -108,6 +109,28 @@ def to_batches(content: Body, content_type: str, *, allow_empty: bool) -> Sequen
     if len(pieces) == 1:
         return [RecordBatch.of_one(pieces[0])]
     return list(_batches(pieces))
+
+
+def _cut(body: bytes) -> list[bytes]:
+    return [body[at : at + PIECE_MAX] for at in range(0, len(body), PIECE_MAX)]
+
+
+def _cut_text(body: bytes) -> list[bytes]:
+    """The pieces of a text, none of which begins within a character or a CRLF.
+
+    A live read sends each as lines of its own: what was cut would arrive as something else.
+    """
+    pieces, at = [], 0
+    while len(body) - at > PIECE_MAX:
+        end = at + PIECE_MAX
+        # A character has up to four bytes, and all but the first begin with the bits 10.
+        starts = (end - back for back in range(4) if body[end - back] & 0xC0 != 0x80)
+        end = next(starts, end)
+        if body[end - 1 : end + 1] == b"\r\n":
+            end -= 1
+        pieces.append(body[at:end])
+        at = end
+    return [*pieces, body[at:]] if body else []
 
 
 def _batches(pieces: Sequence[bytes]) -> Iterator[RecordBatch]:
