@@ -98,6 +98,10 @@ TABLE = [
     Bad("no content type", 400, "POST", STREAM, {}, b"1"),
     Bad("another content type", 409, "POST", STREAM, TEXT, b"1"),
     post("missing stream", 404, path="/v1/stream/none"),
+    post("compressed", 400, path=BYTES, of=OCTETS, content_encoding="gzip"),
+    post("compressed in a way that nobody knows", 400, path=BYTES, of=OCTETS, content_encoding="x"),
+    Bad("compressed creation", 400, "PUT", "/v1/stream/new", {"content-encoding": "zstd"}, b"x"),
+    Bad("compressed snapshot", 400, "PUT", f"{BYTES}/snapshot/1", {"content-encoding": "gzip"}, b"x"),
     # Producers
     post("producer without epoch", 400, producer_id="p", producer_seq="0"),
     post("producer without seq", 400, producer_id="p", producer_epoch="0"),
@@ -206,6 +210,15 @@ async def test_bad_requests_are_refused_and_change_nothing(web: httpx.AsyncClien
     late = await web.post(STREAM, headers=JSON | {"stream-seq": "n"}, content=b"3")
     assert late.status_code == 204
     assert (await web.get(STREAM)).json() == [0, 1, 2, 3]
+
+
+async def test_a_body_that_is_not_compressed_may_say_so(web: httpx.AsyncClient) -> None:
+    plain = OCTETS | {"content-encoding": "Identity"}
+    assert (await web.put(BYTES, headers=plain, content=b"a")).status_code == 201
+    assert (await web.post(BYTES, headers=plain, content=b"b")).status_code == 204
+    close = {"content-encoding": "gzip", "stream-closed": "true"}
+    assert (await web.post(BYTES, headers=close)).status_code == 204
+    assert (await web.get(BYTES)).content == b"ab"
 
 
 async def test_refusals_say_what_a_client_needs_to_continue(web: httpx.AsyncClient) -> None:

@@ -25,7 +25,7 @@ from streamfold.records.columns import cells, content_compiled
 from streamfold.records.payload import decode
 from streamfold.records.plain import encode_rest
 from streamfold.records.protobuf import varint
-from streamfold.server.http.bodies import check_end
+from streamfold.server.http.bodies import check_end, check_plain
 from streamfold.server.http.offload import COPIED_BYTES
 from streamfold.server.http.request import Request
 from streamfold.server.snapshots import UpdateParts
@@ -62,6 +62,8 @@ async def read_body(request: Request) -> Body:
     if not request.end_is_certain and await request.has_no_body():
         return Body([])  # curl declares no size where it sends nothing
     check_end(request)
+    if request.declared_size != 0:
+        check_plain(request)
     parts = await request.body_parts(APPEND_BYTES_MAX)
     if parts is None:
         raise TooLargeError(f"the body has more than {APPEND_BYTES_MAX} bytes: send less at once")

@@ -93,12 +93,23 @@ def check_end(request: Request) -> None:
         raise BadHeaderError("content-length is missing: over HTTP/2, declare the size of a body")
 
 
+def check_plain(request: Request) -> None:
+    """Refuse a compressed body where bodies are stored as they come: no reader would learn of it."""
+    coding = request.headers.get(b"content-encoding")
+    if coding and text_of(coding).strip().lower() != _PLAIN:
+        raise BadHeaderError(
+            f"content-encoding {text_of(coding)[:40]!r} is not possible here: send the body as "
+            "readers are to get it"
+        )
+
+
 def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
     """The body as it arrives; TooLargeError as soon as it is known to have more than `limit` bytes.
 
     UploadsBusyError if it needs a file and too many other uploads hold one.
     """
     check_end(request)
+    check_plain(request)
     if (request.declared_size or 0) > limit:
         raise TooLargeError(f"the body has {request.declared_size} bytes: send at most {limit}")
     return _chunks(request, limit)
