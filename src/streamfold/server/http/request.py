@@ -50,6 +50,8 @@ class Arriving(Protocol):
 
     def __await__(self) -> Generator[Any, Any, Message]: ...
 
+    def done(self) -> bool: ...
+
     def cancel(self) -> object: ...
 
 
@@ -247,6 +249,10 @@ class Request:
         upload = self._upload = Upload(self._budget, client_of(self.connection[0]))
         if declared is not None and declared > RESERVED_FROM:
             await upload.reserve(declared)
+        if self._early is not None and self._early.done() and self._budget.waiting:
+            # One that was asked for before may have come, too, while its task has yet to resume: let
+            # it go first, so that appends keep their order.
+            await asyncio.sleep(0)
         # As `_paced_chunk` does, in fewer steps: most bodies are one small chunk.
         upload.task = self.task
         self._budget.wait(upload)
