@@ -42,7 +42,10 @@ async def statuses(server: Server, tokens: dict[Operation, str] | None) -> dict[
             if tokens is not None and isinstance(route.needs, Operation):
                 headers.append(("authorization", f"Bearer {tokens[route.needs]}"))
             path = route.path.replace("{}", BASIN).replace("{...}", BASIN)
-            found[route] = (await client.exchange(route.method, path, tuple(headers), b"")).status
+            answer = await client.exchange(route.method, path, tuple(headers), b"")
+            challenge = "Bearer" if answer.status == UNAUTHENTICATED else None
+            assert answer.headers.get("www-authenticate") == challenge
+            found[route] = answer.status
     return found
 
 

@@ -87,6 +87,11 @@ _BODILESS: Final = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
 _encoded = lru_cache(maxsize=256)(str.encode)
 
 
+#: On every answer with status 401, as RFC 9110 demands: some clients do not show such an answer to
+#: their callers without it.
+_CHALLENGE: Final = (b"www-authenticate", b"Bearer")
+_UNAUTHENTICATED: Final = 401
+
 #: Headers that decide who is calling, and from where.
 _SINGLE: Final = frozenset((b"host", b"origin", b"authorization", b"s2-basin"))
 
@@ -413,6 +418,8 @@ class Request:
         """Answer with a whole body; one that is long is handed over as the client takes it."""
         if self.method == "HEAD":
             body = b""  # no lower layer removes it, and over HTTP/2 it would break the connection
+        if status == _UNAUTHENTICATED:
+            headers = (*headers, _CHALLENGE)
         if not self._watches(len(body)):
             self.sent = len(body)
             if self._reservation is not None:
