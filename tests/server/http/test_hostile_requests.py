@@ -101,11 +101,22 @@ async def test_a_path_in_utf8_names_the_stream_that_its_escapes_name(server: Ser
 
 
 async def test_what_is_quoted_in_a_refusal_is_short(h2: H2Client) -> None:
-    body = json.dumps({"basin": "x" * 60_000}).encode()
-    head = [("content-type", "application/json"), ("content-length", str(len(body)))]
-    answer = await h2.exchange("POST", "/v1/basins", head, body)
-    assert answer.status == 400
-    assert len(answer.body) < 1_000
+    long = "x" * 60_000
+    made = [("content-type", "text/plain"), ("content-length", "0")]
+    assert (await h2.exchange("PUT", "/v1/stream/quoted", made, b"")).status == 201
+    for status, method, path, headers, body in (
+        (400, "POST", "/v1/basins", {}, {"basin": long}),
+        (400, "POST", "/v1/access-tokens", {}, {"id": "a", "scope": {"ops": [long]}}),
+        (400, "PUT", "/v1/stream/__ds/subscriptions/s", {}, {"type": long}),
+        (400, "GET", f"/v1/stream/quoted?offset=-1&live={long}", {}, None),
+        (404, "PUT", "/v1/stream/fork", {"stream-forked-from": f"/{long}"}, {}),
+        (409, "POST", "/v1/stream/quoted", {"content-type": long}, {}),
+        (409, "PUT", "/v1/stream/quoted/snapshot/0", {"stream-snapshot-match": long}, {}),
+    ):
+        sent = None if body is None else json.dumps(body).encode()
+        head = {"content-type": "application/json", "content-length": str(len(sent or b""))}
+        answer = await h2.exchange(method, path, [*(head | headers).items()], sent)
+        assert (answer.status, len(answer.body) < 1_000) == (status, True), path[:40]
 
 
 @pytest.mark.parametrize("name", ["host", "origin", "authorization", "s2-basin"])

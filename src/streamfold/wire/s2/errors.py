@@ -188,14 +188,22 @@ def describe_failure(error: Exception, hidden_prefix: str = "") -> Failure:
             return _coded("other", "the server failed unexpectedly: see its log")
 
 
+#: Characters of a message; one that quotes the longest name has fewer.
+_MESSAGE_MAX: Final = 900
+
+
 def shown_message(error: StreamfoldError, hidden_prefix: str = "") -> str:
     """The message with names of streams as the caller knows them, nothing of storage's files or keys,
-    and in valid Unicode.
+    in valid Unicode, and short even if it quotes what a client sent.
     """
     # A message may quote text that is not valid Unicode; the answer must be sent nevertheless.
     text = (error.public_message or error.message).encode(errors="replace").decode()
-    if not hidden_prefix:
-        return text
+    if hidden_prefix:
+        text = _hide(text, hidden_prefix)
+    return text if len(text) <= _MESSAGE_MAX else f"{text[:_MESSAGE_MAX]}..."
+
+
+def _hide(text: str, hidden_prefix: str) -> str:
     # Messages quote names as repr does, which escapes single quotes unless it uses double ones.
     escaped = repr(f'"{hidden_prefix}')[2:-1]
     plain = escaped.replace("\\'", "'")
