@@ -112,15 +112,23 @@ async def test_a_request_without_a_body_over_http2_declares_no_size(h2: H2Client
 
 async def test_a_request_that_breaks_off_before_its_body_does_nothing(h2: H2Client) -> None:
     """Its reset says no error, so that the body seems to end before it began."""
-    stream, text = "/v1/stream/chat", [("content-type", "text/plain")]
-    h2.reset(h2.open("PUT", "/v1/stream/none", text))
-    assert (await h2.exchange("PUT", stream, text)).status == 201
-    h2.reset(h2.open("POST", stream, [*text, ("stream-closed", "true")]))
-    later = h2.open("POST", stream, [*text, ("stream-closed", "true")])
+    text = [("content-type", "text/plain")]
+    h2.reset(h2.open("PUT", "/v1/stream/first", text))
+    later = h2.open("PUT", "/v1/stream/second", text)
     await asyncio.sleep(0.1)  # until the server waits for the body
     h2.reset(later)
-    await asyncio.sleep(0.2)
-    assert (await h2.exchange("HEAD", "/v1/stream/none")).status == 404
+    await asyncio.sleep(0.5)
+    for stream in ("/v1/stream/first", "/v1/stream/second"):
+        assert (await h2.exchange("HEAD", stream)).status == 404
+
+
+async def test_an_append_that_closes_must_declare_its_size(h2: H2Client) -> None:
+    """Whether or not content follows: it must never be closed without what it was to end with."""
+    stream, text = "/v1/stream/chat", [("content-type", "text/plain")]
+    assert (await h2.exchange("PUT", stream, text)).status == 201
+    for body in (None, b"the end"):
+        answer = await h2.exchange("POST", stream, [*text, ("stream-closed", "true")], body)
+        assert (answer.status, json.loads(answer.body)["code"]) == (400, "bad_header")
     assert "stream-closed" not in (await h2.exchange("HEAD", stream)).headers
 
 

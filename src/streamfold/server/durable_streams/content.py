@@ -59,8 +59,8 @@ class Body(msgspec.Struct, frozen=True, gc=False):
 
 async def read_body(request: Request) -> Body:
     """The whole body; TooLargeError if it has more than an append may have."""
-    if not request.end_is_certain and await request.has_no_body():
-        return Body([])  # curl declares no size where it sends nothing
+    if not request.end_is_certain and await _declares_nothing(request):
+        return Body([])
     check_end(request)
     if request.declared_size != 0:
         check_plain(request)
@@ -68,6 +68,16 @@ async def read_body(request: Request) -> Body:
     if parts is None:
         raise TooLargeError(f"the body has more than {APPEND_BYTES_MAX} bytes: send less at once")
     return Body(parts)
+
+
+async def _declares_nothing(request: Request) -> bool:
+    """Whether a request of undeclared size has no body: curl declares no size where it sends none.
+
+    An append that closes its stream and breaks off before its content is never taken for a mere close:
+    content has a type.
+    """
+    appends = request.method == "POST" and request.header("content-type") is not None
+    return not appends and await request.has_no_body()
 
 
 #: Metered bytes of a record beyond its body, in an append of several records.

@@ -73,9 +73,9 @@ LIST_ROOM: Final = FIRST_MAX
 #: Digits below which a number is certainly less than 2**64.
 _DIGITS_SURE: Final = 20
 
-#: Seconds after which a reset that made a body look empty has certainly been reported: it takes less
-#: than a millisecond.
-_RESET_REPORTED: Final = 0.05
+#: Seconds after which a reset that made a body look empty has been reported, unless the server is
+#: overloaded: it takes less than a millisecond.
+_RESET_REPORTED: Final = 0.1
 
 _DISCONNECT = "http.disconnect"
 _ALONE: Final = Running(1, 1, 0)
@@ -275,7 +275,9 @@ class Request:
         return await self._gather(chunk, limit, declared, upload)
 
     async def has_no_body(self) -> bool:
-        """Whether a body of undeclared size is empty; ClientHangupError if it only looks so."""
+        """Whether a body of undeclared size is empty; ClientHangupError if it seems to be only because
+        the client reset its request. An overloaded server may miss that.
+        """
         if await self.body_parts(0) is None:
             return False
         try:
