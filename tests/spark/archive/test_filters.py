@@ -7,6 +7,7 @@ import json
 import operator
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -160,6 +161,35 @@ def test_row_groups_that_cannot_match_are_not_read() -> None:
     assert read(share=Share(3, 4)) == list(range(70, 100))
     with pytest.raises(ArtifactCorruptError, match="'p'"):
         read(["id", "=", 30])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.timestamp("us", "UTC"), "2020-01-01T00:00:00Z"),
+        (pa.timestamp("us"), "2020-01-01T00:00:00"),
+        (pa.date32(), "2020-01-01"),
+    ],
+)
+def test_statistics_may_lie_outside_the_years_of_python(kind: pa.DataType, value: str) -> None:
+    width = pa.int32() if pa.types.is_date(kind) else pa.int64()
+    most = (1 << width.bit_width - 1) - 1
+    for numbers in ([-most, 0], [0, most], [-most, most]):
+        table = pa.table({"at": pa.array(numbers, width).cast(kind)})
+        part, file = _parquet(table, 10)
+        for test in ("=", "<", ">="):
+            conditions = parse_conditions(json.dumps([["at", test, value]]), table.schema)
+            found = read_row_groups(part, file, table.schema, conditions)
+            assert sum(map(len, found)) == 2
+
+
+def test_a_decimal_that_is_text_in_spark_is_filtered_as_text() -> None:
+    table = pa.table({"price": pa.array([Decimal("1.00"), Decimal("2.00")], pa.decimal256(50, 2))})
+    part, file = _parquet(table, 10)
+    tested = arrow_schema(spark_schema(table.schema))
+    for entry in (["price", "=", "1.00"], ["price", "in", ["2.00"]], ["price", ">", "1.00"]):
+        conditions = parse_conditions(json.dumps([entry]), tested)
+        assert sum(map(len, read_row_groups(part, file, table.schema, conditions))) == 2
 
 
 def test_statistics_never_hide_a_row_that_passes() -> None:

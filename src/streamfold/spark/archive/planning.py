@@ -38,6 +38,8 @@ from streamfold.wording import noun
 
 #: The most keys to look up one by one: beyond it, most buckets are wanted anyway.
 KEYS_MAX = 1024
+#: The most digits of a decimal in Spark.
+DECIMAL_DIGITS = 38
 
 
 def is_hashed(artifact: ChosenFiles) -> bool:
@@ -157,7 +159,10 @@ def _may_match(
         return False
     if not statistics.has_min_max or not _is_ordered(kind):
         return True
-    return condition.may_hold(statistics.min, statistics.max)
+    try:
+        return condition.may_hold(statistics.min, statistics.max)
+    except OverflowError:  # a day or an instant outside the years that Python has
+        return True
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
@@ -165,7 +170,9 @@ def _is_ordered(kind: pa.DataType) -> bool:
     types = pa.types
     plain = types.is_integer(kind) or types.is_string(kind) or types.is_binary(kind)
     moment = types.is_date32(kind) or (types.is_timestamp(kind) and kind.unit == "us")
-    return bool(plain or moment or is_decimal(kind))
+    # Decimals of more digits are text in Spark.
+    number = is_decimal(kind) and kind.precision <= DECIMAL_DIGITS
+    return bool(plain or moment or number)
 
 
 def _read(file: pq.ParquetFile, number: int, columns: pa.Schema) -> Iterator[pa.RecordBatch]:

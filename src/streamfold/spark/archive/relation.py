@@ -33,12 +33,11 @@ from streamfold.errors import InvalidError
 from streamfold.spark.archive.change_feed import feed_columns
 from streamfold.spark.archive.filters import Condition, matching, parse_conditions
 from streamfold.spark.archive.options import CREDENTIALS, ArchiveOptions, Moment, Storage
+from streamfold.spark.archive.planning import DECIMAL_DIGITS
 from streamfold.spark.errors import ArchiveReplacedError
 
 #: Name of a read's only profile.
 _PROFILE = "archive"
-#: The most digits of a decimal in Spark.
-DECIMAL_DIGITS = 38
 _PLAIN: dict[pa.DataType, spark.DataType] = {
     # Spark's files have no type for columns without values.
     pa.null(): spark.StringType(),
