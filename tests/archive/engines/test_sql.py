@@ -16,7 +16,8 @@ from streamfold.archive.errors import StatementFailedError
 from streamfold.archive.formats import ParquetFormat
 from streamfold.errors import InvalidError
 from tests.archive.reading import folder_at, reopened, write_history
-from tests.archive.tables import open_writer
+from tests.archive.read.test_follower import collect
+from tests.archive.tables import changes, open_writer, rows
 
 
 def names_in(folder: Path) -> list[str]:
@@ -122,3 +123,16 @@ async def test_a_column_that_duckdb_cannot_hold_is_named(tmp_path: Path) -> None
             pass
     async with open_sql(archive, columns=["id"]) as session:
         assert await result(session, "from users") == [{"id": 1}]
+
+
+async def test_a_session_names_the_position_of_its_rows_when_files_were_collected(
+    tmp_path: Path,
+) -> None:
+    writer = await open_writer(folder_at(tmp_path / "users"))
+    await writer.write_base(rows({1: "a"}), "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path / "users")
+    await writer.rebase(rows({1: "a", 2: "b"}), changes(("INSERT", 2, "b")), "2", reason="x")
+    await collect(tmp_path / "users")
+    async with open_sql(archive) as session:
+        assert await result(session, "select count(*) as n from users") == [{"n": 2}]
+        assert session.position == "2"

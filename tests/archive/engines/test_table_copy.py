@@ -21,7 +21,8 @@ from streamfold.archive.engines.table_copy import KINDS, copy_table
 from streamfold.archive.formats import JsonlFormat
 from streamfold.errors import InvalidError
 from tests.archive.reading import folder_at
-from tests.archive.tables import open_writer
+from tests.archive.read.test_follower import collect
+from tests.archive.tables import changes, open_writer, rows
 
 Row = dict[str, Any]
 
@@ -234,3 +235,16 @@ async def test_a_copy_never_replaces_what_exists(tmp_path: Path, kind: str) -> N
     with pytest.raises(InvalidError, match="exists already"):
         await copy_table(archive, kind, tmp_path / "copy")
     assert (tmp_path / "copy").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_copy_names_the_position_of_its_rows_when_files_were_collected(
+    tmp_path: Path, kind: str
+) -> None:
+    writer = await open_writer(folder_at(tmp_path / "users"))
+    await writer.write_base(rows({1: "a"}), "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path / "users")
+    await writer.rebase(rows({1: "a", 2: "b"}), changes(("INSERT", 2, "b")), "2", reason="x")
+    await collect(tmp_path / "users")
+    copied = await copy_table(archive, kind, tmp_path / "copy")
+    assert (copied.position, copied.rows) == ("2", 2)

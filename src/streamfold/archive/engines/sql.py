@@ -29,6 +29,7 @@ with needing_extra("archive"):
     from streamfold.archive.engines.column_types import DUCKDB, Columns
     from streamfold.archive.errors import StatementFailedError
     from streamfold.archive.read.reader import Archive
+    from streamfold.archive.read.rebuild import in_batches
 
 if TYPE_CHECKING:
     import duckdb
@@ -123,11 +124,12 @@ async def open_sql(
         file = Path(folder) / "rows.arrow"
 
         async def fetch() -> str:
-            reached = archive.plan(position=position, time=time).position
-            found = archive.batches(position=position, time=time, columns=columns)
+            # One plan for both: the session names the position of just these rows.
+            plan = archive.plan(position=position, time=time)
+            found = in_batches(archive.read(plan, columns=columns))
             async with aclosing(found) as batches:
                 await _spool(batches, file, on_rows or (lambda rows: None))
-            return reached
+            return plan.position
 
         reached = await archive.with_plans(fetch)
         with duckdb.connect() as connection, pa.memory_map(str(file)) as mapped:

@@ -29,6 +29,7 @@ from streamfold.archive.engines.column_types import (
 )
 from streamfold.archive.engines.sql import quoted, text_literal
 from streamfold.archive.read.reader import Archive
+from streamfold.archive.read.rebuild import in_batches
 from streamfold.blob.local_files import finish
 from streamfold.errors import InvalidError, StorageError, StreamfoldError
 from streamfold.extras import check_installed
@@ -96,13 +97,14 @@ async def copy_table(
         raise InvalidError(f"{target} exists already: name a path that does not")
 
     async def copy() -> Copied:
-        reached = archive.plan(position=position, time=time).position
-        batches = archive.batches(position=position, time=time, columns=columns)
+        # One plan for both: the copy names the position of just these rows.
+        plan = archive.plan(position=position, time=time)
+        batches = in_batches(archive.read(plan, columns=columns))
         async with aclosing(batches):
             rows = await _write_copy(
-                chosen, target, archive.manifest.table, reached, batches, on_rows
+                chosen, target, archive.manifest.table, plan.position, batches, on_rows
             )
-        return Copied(reached, rows)
+        return Copied(plan.position, rows)
 
     return await archive.with_plans(copy)
 

@@ -168,6 +168,16 @@ def batches_of(piece: pa.Table, *, needed: bool) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_pylist([], schema=piece.schema)]
 
 
+async def in_batches(pieces: AsyncGenerator[pa.Table]) -> AsyncGenerator[pa.RecordBatch]:
+    """Yield the rows in batches: at least one, which may be empty and has the columns."""
+    needed = True
+    async with aclosing(pieces):
+        async for piece in pieces:
+            for batch in batches_of(piece, needed=needed):
+                needed = False
+                yield batch
+
+
 def _of(chosen: ChosenFiles, bucket: int | None) -> list[Part]:
     return [part for part in chosen.parts if bucket in (None, part.bucket)]
 
