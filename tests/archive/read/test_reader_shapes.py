@@ -242,3 +242,25 @@ async def test_a_table_without_rows_learns_its_columns_from_what_comes_later(
     assert table.sort_by("id").to_pylist() == [first, second]
     assert table.schema.field("n").type == pa.list_(pa.int64())
     assert not table.schema.field("id").nullable
+
+
+@pytest.mark.parametrize("format_id", FORMATS.ids())
+async def test_a_column_may_have_the_name_of_a_path_into_a_struct(
+    tmp_path: Path, format_id: str
+) -> None:
+    shape = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    columns = pa.schema([("s", shape), ("s.x", pa.string()), ("n", pa.int64())])
+    schema = TableSchema.of(columns, ["s.x"])
+    writer = await open_writer(folder_at(tmp_path), schema=schema, formats=[format_of(format_id)])
+    row = {"s": {"x": 1, "y": 2}, "s.x": "k", "n": 3}
+    other = {**row, "s.x": "l"}
+    await writer.write_base(rows_of(schema, row), "1", reason="first")
+    for position in ("1", "2"):
+        archive = await reopened(tmp_path)
+        for names in (["s.x"], ["s"], ["n", "s.x"], ["n"]):
+            found = await archive.table(position="1", columns=names)
+            assert found.to_pylist() == [{name: row[name] for name in names}], position
+        if position == "1":
+            await writer.write_diff(changes_of(schema, change(schema, "INSERT", other)), "1", "2")
+    found = await archive.table(columns=["n", "s.x"])
+    assert found.to_pylist() == [{"n": 3, "s.x": "k"}, {"n": 3, "s.x": "l"}]

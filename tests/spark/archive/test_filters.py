@@ -163,6 +163,15 @@ def test_row_groups_that_cannot_match_are_not_read() -> None:
         read(["id", "=", 30])
 
 
+def test_a_column_may_have_the_name_of_a_path_into_a_struct() -> None:
+    table = pa.table({"s": [{"x": 1, "y": 2}], "s.x": ["k"]})
+    part, file = _parquet(table, 10)
+    for name, value in (("s.x", "k"), ("s", {"x": 1, "y": 2})):
+        columns = pa.schema([table.schema.field(name)])
+        [found] = read_row_groups(part, file, columns, [], Share(0, 1))
+        assert found.to_pylist() == [{name: value}]
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +20,12 @@ import pytest
 from streamfold.archive import Mirrors, TableSchema
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.format import format_of
+from streamfold.archive.manifest.model import Part
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
-from streamfold.snapshotter.spark.tasks.bucket_rows import FILES_AT_ONCE, BucketRows
+from streamfold.snapshotter.spark.tasks.bucket_rows import FILES_AT_ONCE, BucketRows, base_runs
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
 from streamfold.snapshotter.spark.tasks.layers import Layer, OpenFiles, Stack
 from streamfold.snapshotter.spark.tasks.results import TaskResult, raise_task_errors
@@ -213,6 +216,18 @@ def test_a_file_that_was_written_wrong_is_named(tmp_path: Path) -> None:
     assert part.path in wrong.value.message
     with pytest.raises(ArtifactCorruptError):
         _fold(table.step(OLD, "attempt1"))
+
+
+def test_a_key_may_have_the_name_of_a_path_into_a_struct() -> None:
+    shape = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    schema = TableSchema.of(pa.schema([("s", shape), ("s.x", pa.string())]), ["s.x"])
+    row = {"s": {"x": 1, "y": 2}, "s.x": "k"}
+    form, file = format_of("parquet"), io.BytesIO()
+    form.write_rows(file, schema, _batches([row], schema.arrow))
+    part = Part(path="p", uri="p", size_bytes=file.tell(), sha256="0" * 64, rows=1)
+    [run] = base_runs(form, schema, part, file, schema)
+    assert run.keys.to_pylist() == [{"s.x": "k"}]
+    assert [batch.to_pylist() for batch in run.read(np.ones(1, np.bool_))] == [[row]]
 
 
 def test_rows_of_changes_that_were_overtaken_are_not_decoded(tmp_path: Path) -> None:

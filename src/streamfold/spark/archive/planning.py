@@ -183,7 +183,8 @@ def _read(file: pq.ParquetFile, number: int, columns: pa.Schema) -> Iterator[pa.
     seen = 0
     for batch in file.iter_batches(rows, row_groups=[number], columns=names):
         seen += len(batch)
-        yield from verified_rows(batch, columns)
+        # A name with a dot is also the path of a field in a struct, which comes along then.
+        yield from verified_rows(batch.select(names), columns)
     if seen != group.num_rows:
         raise ArtifactCorruptError(
             f"row group {number} has {seen} rows, the footer says {group.num_rows}"

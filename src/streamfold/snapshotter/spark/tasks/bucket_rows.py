@@ -120,6 +120,8 @@ class RowGroup:
         """Read these columns of all rows."""
         with _readable(self.path):
             table = self.file.read_row_group(self.number, columns=list(names), use_threads=False)
+            # A name with a dot is also the path of a field in a struct, which comes along then.
+            table = table.select(list(names))
             return pa.RecordBatch.from_struct_array(table.to_struct_array().combine_chunks())
 
     def batches(
