@@ -26,6 +26,7 @@ from streamfold.spark.stream.client import Connection, Streams
 from streamfold.spark.stream.options import SourceOptions, parse_source
 from streamfold.spark.stream.positions import StreamPositions
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
+from streamfold.spark.stream.source import StreamfoldSource
 
 from .server import BASIN, KEY, SecuredServer, Server
 
@@ -101,6 +102,30 @@ def test_what_is_trimmed_under_a_reader_is_missed(server: Server) -> None:
         found += columns.seq_nums.tolist()
     assert len(found) < 900
     assert found == [*range(len(found) - 10), *range(990, 1000)]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_limit_of_bytes_holds_for_a_stream_that_is_trimmed_to_its_tail(
+    server: Server, stored: bool
+) -> None:
+    stream = f"emptied/{stored}"
+    server.create(stream)
+    server.append_numbers(stream, range(10))
+    server.trim(stream, 11)
+    where = server.stored if stored else server.options
+    for tolerant in ("true", "false"):
+        given = {"stream": stream, "maxBytesPerTrigger": "100", "failOnDataLoss": tolerant}
+        source = StreamfoldSource({**where, **given})
+        reader = source.streamReader(source.schema())
+        end = reader.latestOffset({stream: 0}, reader.getDefaultReadLimit())
+        assert end == {stream: 11}
+        [part] = reader.partitions({stream: 0}, end)
+        reader.stop()
+        if tolerant == "false":
+            assert list(reader.read(part)) == []
+            continue
+        with pytest.raises(DataLossError, match=r"records 0 to 10 .* first available is 11"):
+            list(reader.read(part))
 
 
 def test_encrypted_streams_and_own_authorities_need_key_and_certificate(

@@ -247,5 +247,6 @@ def _limit_bytes(positions: StreamPositions, start: Offset, end: Offset, limit: 
     """Return an offset after about `limit` bytes, judging by the size of the next records."""
     waiting = backlog(start, end)
     total = sum(map(len, waiting))
-    sizes = [positions.mean_size(found.stream, found.start) * len(found) for found in waiting]
-    return limit_records(start, end, int(limit / (sum(sizes) / total))) if total else end
+    size = sum(positions.mean_size(found.stream, found.start) * len(found) for found in waiting)
+    # Without a byte nothing waits, or all of it is gone, which the tasks report.
+    return limit_records(start, end, int(limit / (size / total))) if size else end
