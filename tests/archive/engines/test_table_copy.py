@@ -17,6 +17,7 @@ from pyiceberg.table import StaticTable
 import streamfold.archive
 from streamfold.archive import Archive, ArtifactCorruptError, TableSchema
 from streamfold.archive.engines import table_copy
+from streamfold.archive.engines.sql import open_sql
 from streamfold.archive.engines.table_copy import KINDS, copy_table
 from streamfold.archive.formats import JsonlFormat
 from streamfold.errors import InvalidError
@@ -190,6 +191,22 @@ async def test_delta_refuses_names_that_its_readers_do_not_take(
     with pytest.raises(InvalidError, match=names[1]):
         await copy_table(archive, "delta", tmp_path / "copy")
     await copy_table(archive, "duckdb", tmp_path / "copy", columns=["id"])
+
+
+async def test_names_that_duckdb_does_not_tell_apart_are_refused(tmp_path: Path) -> None:
+    names = ["id", "ID", "Name", "é", "É"]
+    schema = TableSchema.of(pa.schema([(name, pa.int64()) for name in names]), ["id"])
+    writer = await open_writer(folder_at(tmp_path / "users"), schema=schema)
+    await writer.write_base([], "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path / "users")
+    with pytest.raises(InvalidError, match=r"'ID'.* case of letters.* --column"):
+        await copy_table(archive, "duckdb", tmp_path / "copy")
+    with pytest.raises(InvalidError, match=r"'ID'.* case of letters.* --column"):
+        async with open_sql(archive):
+            pass
+    await copy_table(archive, "duckdb", tmp_path / "copy", columns=names[1:])
+    with duckdb.connect(str(tmp_path / "copy")) as connection:
+        assert connection.sql("from public.users").columns == names[1:]
 
 
 @pytest.mark.parametrize("kind", KINDS)

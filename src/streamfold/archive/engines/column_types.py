@@ -33,6 +33,8 @@ class Engine:
     hold: Callable[[pa.DataType], pa.DataType | None]
     #: Characters that no name of a column may have.
     forbidden: str = ""
+    #: Returns the same for names of columns that the engine does not tell apart.
+    folded: Callable[[str], object] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Columns:
 
 
 def _check_names(names: Sequence[str], engine: Engine) -> None:
-    """Refuse names that readers of the engine do not take; Spark ignores the case of letters."""
+    """Refuse names that readers of the engine do not take, or do not tell apart."""
     for name in names:
         if any(character in engine.forbidden for character in name):
             raise InvalidError(
@@ -60,7 +62,7 @@ def _check_names(names: Sequence[str], engine: Engine) -> None:
                 f"{engine.name} does not allow in names: name the other columns with --column "
                 "(columns in Python)"
             )
-    if engine.forbidden and len({name.lower() for name in names}) < len(names):
+    if len(set(map(engine.folded, names))) < len(names):
         raise InvalidError(
             f"columns {list(names)} differ only in the case of letters, which {engine.name} ignores: "
             "name some of them with --column (columns in Python)"
@@ -122,8 +124,13 @@ def _instant(kind: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", "UTC") if kind.tz else kind
 
 
-DUCKDB = Engine("DuckDB", _in_duckdb)
+def _ascii_lower(name: str) -> bytes:
+    return name.encode().lower()
+
+
+# DuckDB ignores the case of the letters of ASCII, also between quotes, and Spark that of all.
+DUCKDB = Engine("DuckDB", _in_duckdb, folded=_ascii_lower)
 #: A database file: unlike a result, it has no columns without a type.
-DUCKDB_FILE = Engine("a database of DuckDB", _in_duckdb_file)
-DELTA = Engine("Delta Lake", _in_delta, forbidden=" ,;{}()\n\t=")
+DUCKDB_FILE = Engine("a database of DuckDB", _in_duckdb_file, folded=_ascii_lower)
+DELTA = Engine("Delta Lake", _in_delta, forbidden=" ,;{}()\n\t=", folded=str.lower)
 ICEBERG = Engine("Iceberg", _in_iceberg)
