@@ -6,18 +6,20 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 import streamfold.archive
-from streamfold.archive import Archive, TableSchema
+from streamfold.archive import Archive, ArchiveWriter, TableSchema
 from streamfold.archive.engines.sql import SqlSession, open_sql
+from streamfold.archive.engines.table_copy import copy_table
 from streamfold.archive.errors import StatementFailedError
-from streamfold.archive.formats import ParquetFormat
+from streamfold.archive.formats import JsonlFormat, ParquetFormat
 from streamfold.errors import InvalidError
-from tests.archive.reading import folder_at, reopened, write_history
 from tests.archive.read.test_follower import collect
-from tests.archive.tables import changes, open_writer, rows
+from tests.archive.reading import folder_at, reopened, write_history
+from tests.archive.tables import SCHEMA, changes, open_writer, rows
 
 
 def names_in(folder: Path) -> list[str]:
@@ -123,6 +125,27 @@ async def test_a_column_that_duckdb_cannot_hold_is_named(tmp_path: Path) -> None
             pass
     async with open_sql(archive, columns=["id"]) as session:
         assert await result(session, "from users") == [{"id": 1}]
+
+
+@pytest.mark.parametrize(
+    "schema", ["temp", "system", "memory", "main", "pg_catalog", "Information_Schema"]
+)
+async def test_a_schema_may_have_a_name_that_duckdb_uses_itself(
+    tmp_path: Path, schema: str
+) -> None:
+    writer = await ArchiveWriter.open(
+        f"{schema}.users", SCHEMA, [folder_at(tmp_path)], formats=[JsonlFormat()], writer_id="w"
+    )
+    await writer.write_base(rows({1: "a"}), "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path)
+    async with open_sql(archive) as session:
+        assert await result(session, "from users") == [{"id": 1, "name": "a"}]
+        if schema in ("temp", "system", "memory"):
+            assert await result(session, f"select id from memory.{schema}.users") == [{"id": 1}]
+    if schema in ("temp", "system", "main"):
+        await copy_table(archive, "duckdb", tmp_path / "copy.db")
+        with duckdb.connect(str(tmp_path / "copy.db")) as connection:
+            assert connection.sql(f"from copy.{schema}.users").fetchall() == [(1, "a")]
 
 
 async def test_a_session_names_the_position_of_its_rows_when_files_were_collected(

@@ -158,14 +158,25 @@ def _prepare(
     connection.execute(f"SET memory_limit = '{memory}B'")
     connection.execute(f"SET temp_directory = {text_literal(str(folder / 'spill'))}")
     connection.register(_ROWS, table)
-    namespace, _, plain = name.rpartition(".")
-    if namespace:
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(namespace)}")
-        connection.execute(f"SET search_path = {text_literal(quoted(namespace))}")
-    qualified = ".".join(quoted(part) for part in (namespace, plain) if part)
+    # DuckDB has these schemas itself, and nothing can be created in them: the plain name remains.
+    own = name.lower().startswith(("information_schema.", "pg_catalog."))
+    schema, qualified = make_schema(connection, name.rpartition(".")[2] if own else name)
+    connection.execute(f"SET search_path = {text_literal(schema)}")
     connection.execute(f"CREATE VIEW {qualified} AS FROM {_ROWS}")
     for setting in _LOCKS:
         connection.execute(setting)
+
+
+def make_schema(connection: duckdb.DuckDBPyConnection, table: str) -> tuple[str, str]:
+    """Create the schema of a table, and return its name and that of the table as SQL writes them.
+
+    Both begin with the database: a schema may have the name of another one, such as `temp`.
+    """
+    row = connection.execute("SELECT current_database()").fetchone()
+    namespace, _, plain = table.rpartition(".")
+    schema = ".".join(map(quoted, (row[0] if row else "", namespace or "main")))
+    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    return schema, f"{schema}.{quoted(plain or namespace)}"
 
 
 def quoted(name: str) -> str:

@@ -27,7 +27,7 @@ from streamfold.archive.engines.column_types import (
     Columns,
     Engine,
 )
-from streamfold.archive.engines.sql import quoted, text_literal
+from streamfold.archive.engines.sql import make_schema, text_literal
 from streamfold.archive.read.reader import Archive
 from streamfold.archive.read.rebuild import in_batches
 from streamfold.blob.local_files import finish
@@ -253,14 +253,11 @@ def _write_parquet(folder: Path, rows: pa.RecordBatchReader) -> list[Path]:
 def _write_duckdb(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
     import duckdb
 
-    namespace, _, plain = plan.table.rpartition(".")
     with duckdb.connect(str(plan.draft)) as connection:
         connection.execute(f"SET memory_limit = '{DUCKDB_MEMORY}B'")
         # Rows are in no particular order, and keeping theirs would take memory.
         connection.execute("SET preserve_insertion_order = false")
-        if namespace:
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(namespace)}")
-        name = ".".join(quoted(part) for part in (namespace, plain) if part)
+        _, name = make_schema(connection, plan.table)
         connection.register("_streamfold_rows", rows)
         connection.execute(f"CREATE TABLE {name} AS FROM _streamfold_rows")
         comment = text_literal(f"{POSITION_KEY}: {plan.position}")
