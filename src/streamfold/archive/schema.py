@@ -95,9 +95,10 @@ def canonical_type(kind: pa.DataType, depth: int = 0) -> pa.DataType:
     if types.is_list(kind) or types.is_large_list(kind):
         item = canonical_field(kind.value_field, depth + 1)
         return pa.list_(item.with_name("item"))
-    if kind in _NAMES or (is_decimal(kind) and kind.scale >= 0):
+    if kind in _NAMES or (is_decimal(kind) and 0 <= kind.scale <= kind.precision):
         return kind
-    if types.is_timestamp(kind) and kind.unit in ("us", "ns"):
+    # A zone of other characters could not be read back from the schema.
+    if types.is_timestamp(kind) and _TIMESTAMP.fullmatch(type_to_json(kind)):
         return kind
     raise InvalidError(f"type {kind} is not supported: cast it to one of {_SUPPORTED}")
 

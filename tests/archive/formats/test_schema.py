@@ -67,6 +67,9 @@ def test_layouts_of_the_same_values_are_one_type() -> None:
         pa.map_(pa.int64(), pa.int64()),
         pa.list_(pa.float16()),
         pa.decimal128(10, -2),
+        pa.decimal128(3, 5),
+        pa.decimal256(40, 41),
+        pa.timestamp("us", "my zone"),
     ],
     ids=str,
 )
