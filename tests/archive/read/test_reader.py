@@ -9,13 +9,15 @@ import pytest
 
 import streamfold.archive
 from streamfold.archive import (
+    ArchiveWriter,
     ChainGapError,
     ManifestNotFoundError,
     PositionInvalidError,
     PositionPrunedError,
     TableSchema,
 )
-from streamfold.archive.formats import FORMATS, format_of
+from streamfold.archive.formats import FORMATS, JsonlFormat, format_of
+from streamfold.archive.manifest.positions import LSN
 from streamfold.errors import InvalidError
 from tests.archive.reading import (
     HISTORY,
@@ -26,7 +28,7 @@ from tests.archive.reading import (
     state_at,
     write_history,
 )
-from tests.archive.tables import START, changes, open_writer, rows
+from tests.archive.tables import SCHEMA, START, changes, open_writer, rows
 
 
 @pytest.mark.parametrize("position", HISTORY)
@@ -248,3 +250,17 @@ async def test_changes_before_the_archive_and_over_a_gap_are_different_errors(
     with pytest.raises(PositionInvalidError, match="after the head"):
         [item async for item in archive.changes("61")]
     assert await state_at(archive) == {7: "g"}
+
+
+async def test_positions_of_changes_compare_as_their_order_says(tmp_path: Path) -> None:
+    writer = await ArchiveWriter.open(
+        "users", SCHEMA, [folder_at(tmp_path)],
+        formats=[JsonlFormat()], writer_id="w", order=LSN,
+    )  # fmt: skip
+    await writer.write_base(rows({1: "a"}), "0/A", reason="first")
+    await writer.write_diff(changes(("INSERT", 2, "b")), "0/A", "0/B")
+    await writer.write_diff(changes(("INSERT", 3, "c")), "0/B", "0/C")
+    archive = await reopened(tmp_path)
+    for since, until in (("0/A", "0/B"), ("0/a", "0/b"), ("0/0A", "00/0000000b")):
+        [diff] = archive.plan_changes(since, until=until).diffs
+        assert diff.to_position == "0/B"

@@ -116,7 +116,10 @@ def plan_changes(
     end = manifest.head_position if until is None else until
     for given in (since, end):
         _check_reachable(manifest, order, given)
-    following = {a.from_position: a for a in manifest.artifacts if not a.is_base}
+    # By rank: an LSN may be written in small letters, or with zeros.
+    following = {
+        order.rank(a.from_position): a for a in manifest.artifacts if a.from_position is not None
+    }
     diffs = tuple(_links(following, order, since, end))
     reached = diffs[-1].to_position if diffs else since
     if order.rank(reached) != order.rank(end):
@@ -128,13 +131,13 @@ def plan_changes(
 
 
 def _links(
-    following: dict[str | None, Artifact], order: PositionOrder, since: str, end: str
+    following: dict[int, Artifact], order: PositionOrder, since: str, end: str
 ) -> Iterator[Artifact]:
-    position, limit = since, order.rank(end)
+    position, limit = order.rank(since), order.rank(end)
     # Every diff ends after it begins, so this terminates.
     while (diff := following.get(position)) and order.rank(diff.to_position) <= limit:
         yield diff
-        position = diff.to_position
+        position = order.rank(diff.to_position)
 
 
 def _position_at(manifest: Manifest, time: datetime) -> str:
