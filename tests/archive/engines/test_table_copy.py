@@ -17,12 +17,13 @@ from pyiceberg.table import StaticTable
 import streamfold.archive
 from streamfold.archive import Archive, ArtifactCorruptError, TableSchema
 from streamfold.archive.engines import table_copy
+from streamfold.archive.engines.column_types import Columns, Engine
 from streamfold.archive.engines.sql import open_sql
 from streamfold.archive.engines.table_copy import KINDS, copy_table
 from streamfold.archive.formats import JsonlFormat
 from streamfold.errors import InvalidError
-from tests.archive.reading import folder_at
 from tests.archive.read.test_follower import collect
+from tests.archive.reading import folder_at
 from tests.archive.tables import changes, open_writer, rows
 
 Row = dict[str, Any]
@@ -252,6 +253,26 @@ async def test_a_copy_never_replaces_what_exists(tmp_path: Path, kind: str) -> N
     with pytest.raises(InvalidError, match="exists already"):
         await copy_table(archive, kind, tmp_path / "copy")
     assert (tmp_path / "copy").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_appears_at_the_target_meanwhile_is_left_alone(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = await write_archive(tmp_path / "users")
+    mine = tmp_path / "copy" if kind == "duckdb" else tmp_path / "copy/data/mine"
+
+    class Slow(Columns):
+        @classmethod
+        def of(cls, schema: pa.Schema, engine: Engine) -> Columns:
+            mine.parent.mkdir(parents=True, exist_ok=True)
+            mine.write_text("mine")
+            return Columns.of(schema, engine)
+
+    monkeypatch.setattr(table_copy, "Columns", Slow)
+    with pytest.raises(InvalidError, match="exists already"):
+        await copy_table(archive, kind, tmp_path / "copy")
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", KINDS)

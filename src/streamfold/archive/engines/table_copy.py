@@ -93,8 +93,7 @@ async def copy_table(
     """
     chosen = KINDS[kind]
     check_installed(chosen.package, chosen.extra)
-    if await asyncio.to_thread(target.exists):
-        raise InvalidError(f"{target} exists already: name a path that does not")
+    await asyncio.to_thread(_check_absent, target)
 
     async def copy() -> Copied:
         # One plan for both: the copy names the position of just these rows.
@@ -107,6 +106,11 @@ async def copy_table(
         return Copied(plan.position, rows)
 
     return await archive.with_plans(copy)
+
+
+def _check_absent(target: Path) -> None:
+    if target.exists():
+        raise InvalidError(f"{target} exists already: name a path that does not")
 
 
 async def _write_copy(
@@ -134,9 +138,13 @@ async def _write_copy(
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
             draft = target if kind.is_fixed else Path(folder) / target.name
             plan = CopyPlan(draft, table, position, columns.target)
+            if draft == target:
+                _check_absent(target)  # again: somebody may have made it while files were fetched
+                target.mkdir()  # from here on it is ours
             try:
                 kind.write(plan, pa.RecordBatchReader.from_batches(columns.target, fitting()))
                 if draft != target:
+                    _check_absent(target)
                     draft.rename(target)
             except BaseException:
                 if draft == target:
