@@ -27,7 +27,7 @@ from streamfold.snapshotter.spark.table.arrivals import (
     driver_records,
 )
 from streamfold.snapshotter.spark.table.intake import TableStream
-from streamfold.snapshotter.spark.table.pipeline import TablePipeline
+from streamfold.snapshotter.spark.table.pipeline import FIRST_BUCKETS, TablePipeline
 from streamfold.snapshotter.spark.table.progress import TableProgress
 from streamfold.spark import DataLossError
 from tests.spark.server import Server
@@ -63,6 +63,26 @@ def records(request: pytest.FixtureRequest, spark: SparkSession, server: Server)
         return few
 
     return read
+
+
+def test_the_first_records_may_need_more_buckets_than_they_were_sorted_into(
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    loop: DriverLoop,
+    records: Records,
+) -> None:
+    stream, bodies = fresh(), list(Feed(7).changes(600))
+    feed(server, stream, bodies)
+    job = table_job(server, stream, tmp_path, bucket_bytes=256)
+    pipeline = open_pipeline(spark, loop, job)
+    for start in range(0, 600, 200):
+        assert pipeline.process(records(stream, start, start + 200))
+    assert check_every_boundary(tmp_path, bodies) == 3
+    pipeline.rebase("asked")
+    assert len(manifest_of(tmp_path).base.formats["parquet"].parts) > FIRST_BUCKETS
+    check_every_boundary(tmp_path, bodies)
 
 
 def test_every_artifact_equals_a_replay_and_a_repeated_batch_changes_nothing(

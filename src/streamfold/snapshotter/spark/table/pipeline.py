@@ -206,7 +206,8 @@ class TablePipeline:
 
     def _write_first(self, arrived: CompleteRecords) -> None:
         batch = arrived.batch
-        count = self._count_for(batch.size_bytes, 1)
+        # At most those that the changes are sorted into: more would hold other keys than their own.
+        count = min(self._count_for(batch.size_bytes, 1), self._first_buckets())
         source = batch.source.range_after(None).of_base() if batch.source else None
         plan = self._published.writer.plan_base(self._job.layout.position(batch.last), source)
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
