@@ -233,6 +233,7 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
         ({"delta": "maybe"}, "delta: maybe must be true or false"),
         ({"delta": True}, "delta: needs parquet in formats.snapshot: the log names those files"),
         ({"buckets": 0}, "buckets: 0 must be a whole number, between 1 and 65536"),
+        ({"buckets": 6}, "buckets: 6 must be a power of two, such as 8, or auto"),
         (
             {"dead_letters": {"stream": "a", "folder": "b"}},
             "dead_letters: names both a stream and a folder",

@@ -260,7 +260,10 @@ def _delta(section: Section) -> bool | None:
 def _buckets(section: Section) -> int | None:
     if section.raw("buckets") == "auto":
         return None
-    return section.whole("buckets", None, 1, _BUCKETS_MAX)
+    found = section.whole("buckets", None, 1, _BUCKETS_MAX)
+    if found is not None and found & (found - 1):
+        section.problem("buckets", f"{found} must be a power of two, such as 8, or auto")
+    return found
 
 
 def _check_layout(section: Section, table: TableSettings) -> None:
