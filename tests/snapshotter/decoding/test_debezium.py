@@ -154,6 +154,19 @@ def test_times_count_in_the_unit_that_is_configured(unit: str, factor: int) -> N
         assert change["after"]["woke"] == dt.time(7, 0)
 
 
+@pytest.mark.parametrize("column", ["woke", "made"])
+def test_a_time_that_its_column_would_round_is_refused(column: str) -> None:
+    decoder = DebeziumDecoder(("id",), "dead_letter", time_unit="ns")
+    bodies = [
+        json.dumps({"op": "c", "after": {"id": number, column: value}}).encode()
+        for number, value in enumerate((7_000_000_001_000, 7_000_000_001_001))
+    ]
+    found = decoder.decode(records(bodies), PEOPLE)
+    assert [change["after"]["id"] for change in found.changes.to_pylist()] == [0]
+    [letter] = found.dead_letters.to_pylist()
+    assert "7000000001001 ns is not a whole number of us" in letter["reason"]
+
+
 def test_what_numbers_mean_may_change_in_the_middle_of_a_batch() -> None:
     millis, micros = with_schema(), with_schema()
     columns = micros["schema"]["fields"][1]["fields"]

@@ -184,12 +184,12 @@ def _temporal_text(value: int, kind: pa.DataType, hint: Hint, path: str) -> str:
             "the decoder's time_unit"
         )
     counted = value * NANOSECONDS[hint.unit]
+    whole, rest = divmod(counted, NANOSECONDS[kind.unit])
+    if rest:
+        raise UnreadableError(f"{path}: {value} {hint.unit} is not a whole number of {kind.unit}")
     if pa.types.is_time(kind):
         seconds, rest = divmod(counted, 10**9)
         return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest:09}"[
             : 15 if kind.unit == "us" else 18
         ]
-    whole, rest = divmod(counted, NANOSECONDS[kind.unit])
-    if rest:
-        raise UnreadableError(f"{path}: {value} {hint.unit} is not a whole number of {kind.unit}")
     return str(whole)
