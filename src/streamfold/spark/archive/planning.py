@@ -163,6 +163,8 @@ def _may_match(
         return condition.may_hold(statistics.min, statistics.max)
     except OverflowError:  # a day or an instant outside the years that Python has
         return True
+    except TypeError:  # a decimal that has got more digits than Spark has since, and is text there
+        return True
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
