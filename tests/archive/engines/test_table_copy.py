@@ -211,6 +211,33 @@ async def test_names_that_duckdb_does_not_tell_apart_are_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_days_and_instants_outside_the_years_of_python_are_copied(
+    tmp_path: Path, kind: str
+) -> None:
+    day, at = pa.date32(), pa.timestamp("us", "UTC")
+    columns = [("id", pa.int64()), ("day", day), ("at", at), ("in", pa.struct([("day", day)]))]
+    schema = TableSchema.of(pa.schema(columns), ["id"])
+    # As `infinity` and `-infinity` of PostgreSQL are archived, and the years 0 and 10000.
+    days = pa.array([2**31 - 1, -(2**31), -719_163, 2_932_897], pa.int32()).cast(day)
+    moments = pa.array([2**63 - 1, -(2**63), -1, 253_402_300_800_000_000]).cast(at)
+    inner = pa.StructArray.from_arrays([days], fields=list(schema.arrow.field("in").type))
+    given = pa.RecordBatch.from_arrays([[1, 2, 3, 4], days, moments, inner], schema=schema.arrow)
+    writer = await open_writer(folder_at(tmp_path / "users"), schema=schema)
+    await writer.write_base([given], "1", reason="first")
+    archive = await streamfold.archive.open(tmp_path / "users")
+    await copy_table(archive, kind, tmp_path / "copy")
+    if kind == "delta":
+        found = DeltaTable(tmp_path / "copy").to_pyarrow_table()
+    elif kind == "iceberg":
+        found = StaticTable.from_metadata(str(tmp_path / "copy")).scan().to_arrow()
+    else:
+        with duckdb.connect(str(tmp_path / "copy")) as connection:
+            found = connection.sql("from public.users").to_arrow_table()
+    found = found.cast(schema.arrow).sort_by("id")
+    assert found.equals(pa.Table.from_batches([given]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_failed_copy_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
     archive = await write_archive(tmp_path / "users")
     [file] = (tmp_path / "users/epoch=1").glob("snapshot-*")

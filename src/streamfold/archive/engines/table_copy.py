@@ -203,10 +203,20 @@ def _write_delta(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
     from deltalake import CommitProperties, write_deltalake
 
     made_at: dict[str, Any] = {POSITION_KEY: plan.position}
+    # deltalake cannot write bounds of dates outside the years 1 to 9999, nor read some of them. Rows
+    # are in no order, so that bounds of whole files would exclude few of them anyway.
+    bare = (
+        {"delta.dataSkippingNumIndexedCols": "0"} if any(map(_has_date, plan.schema.types)) else {}
+    )
     write_deltalake(
-        str(plan.draft), rows, mode="error", name=plan.table,
+        str(plan.draft), rows, mode="error", name=plan.table, configuration=bare,
         commit_properties=CommitProperties(custom_metadata=made_at),
     )  # fmt: skip
+
+
+def _has_date(kind: pa.DataType) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return pa.types.is_date(kind) or any(map(_has_date, inner))
 
 
 def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
@@ -216,7 +226,10 @@ def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
     """
     from pyiceberg.catalog.sql import SqlCatalog
 
-    files = [f"file://{path}" for path in _write_parquet(plan.draft.absolute() / "data", rows)]
+    paths = _write_parquet(plan.draft.absolute() / "data", rows)
+    files = [f"file://{path}" for path in paths]
+    # pyiceberg makes Python's values of all bounds, so a year without one would fail the copy.
+    countable = {} if all(map(_has_bounds, paths)) else {"write.metadata.metrics.default": "counts"}
     with tempfile.TemporaryDirectory() as folder:
         catalog = SqlCatalog("export", uri=f"sqlite:///{folder}/catalog.db")
         try:
@@ -225,6 +238,7 @@ def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
                 ("export", plan.table),
                 schema=plan.schema,
                 location=f"file://{plan.draft.absolute()}",
+                properties=countable,
             )
             with creation as transaction:
                 transaction.add_files(files, snapshot_properties={POSITION_KEY: plan.position})
@@ -234,6 +248,20 @@ def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
     [newest] = metadata.glob("*.metadata.json")
     newest.rename(metadata / "v1.metadata.json")
     (metadata / "version-hint.text").write_text("1")
+
+
+def _has_bounds(file: Path) -> bool:
+    """Return whether Python has values for all bounds of the columns: it has the years 1 to 9999."""
+    found = pq.read_metadata(file)
+    groups = [found.row_group(number) for number in range(found.num_row_groups)]
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    try:
+        for column in columns:
+            if column.statistics is not None and column.statistics.has_min_max:
+                _ = column.statistics.min, column.statistics.max
+    except OverflowError:
+        return False
+    return True
 
 
 def _write_parquet(folder: Path, rows: pa.RecordBatchReader) -> list[Path]:
