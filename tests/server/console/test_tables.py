@@ -11,9 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 from playwright.sync_api import Page, expect
 
+from streamfold.archive import TableSchema
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat, parquet
 from streamfold.archive.formats.admission import Limits
@@ -100,6 +102,37 @@ async def test_changes_are_those_between_two_positions(guarded: tuple[Server, st
     ]  # fmt: skip
     assert '"three"' in shown["changes"][1]["after"]
     assert (await get(server, path.replace("since=10", "since=nonsense"))).status == 422
+
+
+async def test_days_and_instants_outside_the_years_of_python_are_shown(tmp_path: Path) -> None:
+    columns = [("id", pa.int64()), ("day", pa.date32()), ("at", pa.timestamp("us", "UTC"))]
+    schema = TableSchema.of(pa.schema(columns), ["id"])
+    days = pa.array([2**31 - 1, 0], pa.int32()).cast(pa.date32())
+    moments = pa.array([0, -(2**63)]).cast(pa.timestamp("us", "UTC"))
+    given = pa.RecordBatch.from_arrays([[1, 2], days, moments], schema=schema.arrow)
+    uri = f"{tmp_path.as_uri()}/users"
+    writer = await open_writer(Destination.open(uri), schema=schema)
+    await writer.write_base([given], "10", reason="first")
+    parts = [
+        pa.array(["INSERT"] * 2),
+        pa.StructArray.from_arrays(
+            given.columns[:1], fields=list(schema.changes.field("key").type)
+        ),
+        pa.nulls(2, schema.changes.field("before").type),
+        pa.StructArray.from_arrays(given.columns, fields=list(schema.arrow)),
+    ]
+    change = pa.RecordBatch.from_arrays(parts, schema=schema.changes)
+    await writer.write_diff([change], "10", "20")
+    console = ConsoleSettings(tables=(str(tmp_path),))
+    async with running_server(configuration(console=console, root_token=Secret(ROOT))) as server:
+        path = f"/console/tables/{quote(uri + '/', safe='')}"
+        shown = json.loads((await get(server, f"{path}/rows?position=10")).body)
+        assert shown["rows"] == [
+            ["1", "2147483647", "1970-01-01T00:00:00.000000Z"],
+            ["2", "1970-01-01", "-9223372036854775808"],
+        ]
+        shown = json.loads((await get(server, f"{path}/changes?since=10&until=20")).body)
+        assert '"day":"2147483647"' in shown["changes"][0]["after"]
 
 
 async def test_a_check_reports_each_file_and_finds_a_changed_one(

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from streamfold.archive.formats.jsonl.json_text import value_text
 from streamfold.archive.manifest.model import Artifact
 from streamfold.archive.preview.process import Report, TableRead, over_memory
 from streamfold.archive.read.decoding import DecodedLimit
@@ -122,15 +123,25 @@ def _fitting(rows: list[Any]) -> list[Any]:
 
 
 def _shown_changes(batch: pa.RecordBatch, position: str) -> list[dict[str, Any]]:
+    names = batch.schema.names
     return [
-        {"position": position} | {name: _text(value) for name, value in change.items()}
-        for change in batch.to_pylist()
+        {"position": position} | dict(zip(names, change, strict=True)) for change in _texts(batch)
     ]
 
 
 def _texts(batch: pa.RecordBatch) -> list[list[str | None]]:
     """Every value as text: JSON has no large numbers, bytes or decimals."""
-    return [[_text(value) for value in row.values()] for row in batch.to_pylist()]
+    columns = [map(_text, _values(column)) for column in batch.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Python's values; those of JSON Lines where a day or an instant is of a year that Python lacks."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except OverflowError:
+        found = [msgspec.json.decode(text) for text in value_text(column).to_pylist()]
+    return found
 
 
 def _text(value: object) -> str | None:
