@@ -7,7 +7,7 @@ import pytest
 from streamfold.spark import OptionError
 from streamfold.spark.stream.client import Connection
 from streamfold.spark.stream.options import COLUMNS, Selection, parse_sink, parse_source
-from streamfold.spark.stream.source import StreamReader
+from streamfold.spark.stream.source import StreamfoldSource, StreamReader
 
 NEEDED = {"endpoint": "http://localhost:8080", "basin": "some-basin", "stream": "s"}
 
@@ -82,6 +82,19 @@ def test_a_pattern_must_be_a_regular_expression() -> None:
     given = {"endpoint": "http://host", "basin": "some-basin", "streamsPattern": "("}
     with pytest.raises(OptionError, match="regular expression"):
         parse_source(given)
+
+
+@pytest.mark.parametrize("value", ["latest", '{"s": 5}'])
+def test_a_streaming_query_has_no_end(value: str) -> None:
+    source = StreamfoldSource({**NEEDED, "endingoffsets": value})
+    source.reader(source.schema())
+    with pytest.raises(OptionError, match=r"endingOffsets.* is for batches.* leave it out"):
+        source.streamReader(source.schema())
+
+
+def test_some_column_must_be_left() -> None:
+    with pytest.raises(OptionError, match="columns has headers alone"):
+        parse_source({**NEEDED, "columns": "headers", "includeHeaders": "false"})
 
 
 def test_two_starts_are_one_too_many() -> None:

@@ -194,6 +194,16 @@ def parse_source(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
+def parse_streaming(given: Mapping[str, str]) -> SourceOptions:
+    """Parse the options of a streaming read, which has no end."""
+    options = parse_source(given)
+    if _Options(given, _SHARED + _SOURCE).text("endingOffsets") is not None:
+        raise OptionError(
+            "endingOffsets", "is for batches, and a streaming query would ignore it: leave it out"
+        )
+    return options
+
+
 def parse_sink(given: Mapping[str, str]) -> SinkOptions:
     options = _Options(given, _SHARED + _SINK)
     return SinkOptions(
@@ -289,4 +299,6 @@ def _columns(options: _Options) -> tuple[str, ...]:
         raise OptionError("columns", f"is {text!r}, it must name some of {', '.join(COLUMNS)}")
     if options.flag("includeHeaders", True):
         return chosen
+    if chosen == ("headers",):
+        raise OptionError("includeHeaders", "is false, and columns has headers alone: give others")
     return tuple(name for name in chosen if name != "headers")

@@ -45,6 +45,7 @@ from streamfold.spark.stream.options import (
     SourceOptions,
     parse_sink,
     parse_source,
+    parse_streaming,
 )
 from streamfold.spark.stream.positions import Offset, StreamPositions, backlog, limit_records, split
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
@@ -83,7 +84,7 @@ class StreamfoldSource(CarriesErrors, DataSource):
         return BatchReader(parse_source(self._given))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        return StreamReader(parse_source(self._given))
+        return StreamReader(parse_streaming(self._given))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         # Here, because every read starts processes that import this module and do not need the sink.
