@@ -26,6 +26,7 @@ from streamfold.errors import (
     SnapshotNotFoundError,
     StreamNotFoundError,
 )
+from streamfold.model.records import Record, fence_record
 from streamfold.store.catalog.snapshots import READ_PIECE, SNAPSHOTS_KEPT, Publication, Snapshot
 from streamfold.store.engine.location import open_location
 from streamfold.store.store import StreamStore, open_store
@@ -37,8 +38,8 @@ from streamfold.testing.blob_faults import (
     ScriptedFaults,
 )
 from streamfold.testing.engine_faults import CommitFault
-from tests.store.conftest import BASIN, Bench
-from tests.store.durable_streams import append, create, fork_of
+from tests.store.conftest import BASIN, NO_GRACE, Bench
+from tests.store.durable_streams import append, create, fork_of, read
 
 #: Bytes that arrive at once.
 _PIECE = 1 << 16
@@ -188,6 +189,58 @@ async def test_the_blob_of_a_repetition_is_collected(bench: Bench) -> None:
     async with bench.store() as store:
         await until_swept(bench, 1)
         assert await content_of(store, 4) == b"state"
+
+
+async def publishes_without_its_caller(store: StreamStore, bench: Bench, seq_num: int) -> None:
+    """Publish a snapshot whose caller goes while the row is on its way, until commits are resumed."""
+    bench.engine.hold()
+    new = publication(seq_num, trim=True)
+    task = asyncio.create_task(store.durable.publish(BASIN, "s", new))
+    while not bench.engine._order.locked():  # noqa: ASYNC110  # there is no event for it
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_the_blob_of_a_snapshot_whose_publisher_went_is_not_collected_before_its_row(
+    store: StreamStore, bench: Bench
+) -> None:
+    await create(store, "s", *[b"%d" % number for number in range(10)])
+    mounted = await store._supervisor.mounted()
+    await publishes_without_its_caller(store, bench, 6)
+    await mounted.snapshots.sweep()  # as the next publisher or a trim would
+    bench.engine.resume()
+    async with asyncio.timeout(60):
+        while await store.durable.snapshot(BASIN, "s", None) is None:
+            await asyncio.sleep(0.01)
+    assert await content_of(store, 6) == b"state"
+
+
+async def test_a_log_stays_in_memory_until_the_snapshot_of_a_publisher_that_went_is_durable(
+    bench: Bench,
+) -> None:
+    async with bench.store(replace(NO_GRACE, idle_streams=1, idle_bytes=0)) as store:
+        await prepared(store)
+        await create(store, "other")
+        mounted = await store._supervisor.mounted()
+        async with mounted.catalog.locks.hold(BASIN, "s"):
+            task = asyncio.create_task(
+                store.durable.publish(BASIN, "s", publication(6, trim=True))
+            )
+            async with asyncio.timeout(60):
+                while not mounted.catalog.under_way:  # noqa: ASYNC110  # there is no event for it
+                    await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await read(store, "other")  # makes other logs leave memory
+            await store.append(BASIN, "s", [fence_record("mine")])
+        while mounted.catalog.under_way:
+            await asyncio.wait(mounted.catalog.under_way)
+    async with bench.store() as store:
+        assert (await store.durable.status(BASIN, "s")).first == 6
+        await store.append(BASIN, "s", [Record(b"more")], fencing_token="mine")
 
 
 async def test_retention_collects_snapshots_and_records(bench: Bench) -> None:

@@ -31,7 +31,7 @@ from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_full
 from streamfold.store.engine.engine import Op
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance
@@ -179,6 +179,11 @@ class StreamSnapshots:
         await self.prune(log)
         return snapshot
 
+    async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
+        """Make the blob a snapshot. Its caller may go meanwhile: the blob and the log must not."""
+        with self.blobs.using(row.blob), LogLease(log):
+            return await self._write_row(log, new, row)
+
     async def _upload(self, blob: str, new: Publication) -> _Counted:
         """Write the blob; StorageFullError, and no blob, as soon as it would touch the reserve."""
         with self.space.claim(new.size) as claim:
@@ -248,7 +253,7 @@ class StreamSnapshots:
         kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
         await self.blobs.delete(blob for blob in idle if blob not in kept)
 
-    async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
+    async def _write_row(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         async with self.catalog.locks.hold(*log.ref):
             # Check again under the lock: much may have happened during the upload.
             log.check_alive()
