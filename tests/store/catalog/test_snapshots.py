@@ -25,6 +25,7 @@ from streamfold.errors import (
     SnapshotConflictError,
     SnapshotNotFoundError,
     StreamNotFoundError,
+    WriterFencedError,
 )
 from streamfold.model.records import Record, fence_record
 from streamfold.store.catalog.snapshots import READ_PIECE, SNAPSHOTS_KEPT, Publication, Snapshot
@@ -241,6 +242,17 @@ async def test_a_log_stays_in_memory_until_the_snapshot_of_a_publisher_that_went
     async with bench.store() as store:
         assert (await store.durable.status(BASIN, "s")).first == 6
         await store.append(BASIN, "s", [Record(b"more")], fencing_token="mine")
+
+
+async def test_a_process_that_was_replaced_collects_no_blob_of_its_successor(bench: Bench) -> None:
+    async with bench.store() as first:
+        await prepared(first)
+        replaced = await first._supervisor.mounted()
+        async with bench.store() as second:
+            await publish(second, 4)
+            with pytest.raises(WriterFencedError):
+                await replaced.snapshots.sweep()  # it may have begun before, and be slow
+            assert await content_of(second, 4) == b"state"
 
 
 async def test_retention_collects_snapshots_and_records(bench: Bench) -> None:

@@ -245,13 +245,16 @@ class StreamSnapshots:
             await self._collect(stream_id)
 
     async def _collect(self, stream_id: int) -> None:
-        """Delete the stream's blobs that have no row.
+        """Delete the stream's blobs that have no row; WriterFencedError if they may be another process's.
 
-        Blobs are listed before rows: by then the writer of an idle blob has committed or failed.
+        Blobs are listed before rows: by then the writer of an idle blob has committed or failed. A
+        process that has taken over writes rows that this one does not see.
         """
         idle = await self.blobs.idle(stream_id)
         kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
-        await self.blobs.delete(blob for blob in idle if blob not in kept)
+        if unused := [blob for blob in idle if blob not in kept]:
+            await self.mount.engine.check()
+            await self.blobs.delete(unused)
 
     async def _write_row(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         async with self.catalog.locks.hold(*log.ref):
