@@ -6,6 +6,8 @@ without a row is collected unless it is being written or read.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
@@ -17,6 +19,7 @@ import msgspec
 
 from streamfold.blob.blob_store import BlobStore
 from streamfold.errors import (
+    BlobOutcomeUnknownError,
     BlobUnavailableError,
     DataCorruptError,
     InvalidError,
@@ -24,6 +27,7 @@ from streamfold.errors import (
     SnapshotConflictError,
     SnapshotNotFoundError,
     StorageFullError,
+    StreamfoldError,
 )
 from streamfold.model.records import CONTINUED
 from streamfold.store import keys, rows
@@ -37,6 +41,8 @@ from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import SnapshotRow
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of a snapshot read at a time, and held by each of its readers.
 READ_PIECE = 1 << 20
@@ -182,7 +188,22 @@ class StreamSnapshots:
     async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         """Make the blob a snapshot. Its caller may go meanwhile: the blob and the log must not."""
         with self.blobs.using(row.blob), LogLease(log):
-            return await self._write_row(log, new, row)
+            try:
+                snapshot = await self._write_row(log, new, row)
+            except StreamfoldError as error:
+                if error.definite:
+                    await self._discard(row.blob)
+                raise
+            if snapshot.blob != row.blob:  # it was published before
+                await self._discard(row.blob)
+            return snapshot
+
+    async def _discard(self, blob: str) -> None:
+        """Delete a blob that certainly has no row; if that fails, a later collection does it."""
+        try:
+            await self.blobs.store.delete(blob)
+        except (BlobUnavailableError, BlobOutcomeUnknownError) as error:
+            logger.warning("the blob of a snapshot that was not published is left: %s", error)
 
     async def _upload(self, blob: str, new: Publication) -> _Counted:
         """Write the blob; StorageFullError, and no blob, as soon as it would touch the reserve."""
@@ -190,6 +211,9 @@ class StreamSnapshots:
             counted = _Counted(new.pieces, new.digest, claim)
             try:
                 await self.blobs.store.put(blob, counted.pieces())
+            except (asyncio.CancelledError, BlobOutcomeUnknownError):
+                await self.catalog.finish(self._discard(blob))  # it may be there
+                raise
             except BlobUnavailableError as error:
                 if isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__):
                     raise StorageFullError(
@@ -245,7 +269,7 @@ class StreamSnapshots:
             await self._collect(stream_id)
 
     async def _collect(self, stream_id: int) -> None:
-        """Delete the stream's blobs that have no row; WriterFencedError if they may be another process's.
+        """Delete the stream's blobs that have no row; WriterFencedError after a takeover.
 
         Blobs are listed before rows: by then the writer of an idle blob has committed or failed. A
         process that has taken over writes rows that this one does not see.
