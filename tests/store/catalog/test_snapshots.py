@@ -24,6 +24,7 @@ from streamfold.errors import (
     PositionTrimmedError,
     SnapshotConflictError,
     SnapshotNotFoundError,
+    StreamDeletingError,
     StreamNotFoundError,
     WriterFencedError,
 )
@@ -291,6 +292,29 @@ async def test_retention_collects_snapshots_and_records(bench: Bench) -> None:
         assert await content_of(store, 6) == b"state"
         with pytest.raises(PositionTrimmedError):
             await publish(store, 4)
+
+
+async def test_a_retention_request_that_comes_during_a_deletion_does_not_undo_it(
+    bench: Bench,
+) -> None:
+    async with bench.store() as store:
+        await prepared(store)
+        await publish(store, 4)
+        mounted = await store._supervisor.mounted()
+        async with mounted.upkeep._turn():  # upkeep is busy with other streams
+            async with mounted.catalog.locks.hold(BASIN, "s"):
+                deletion = asyncio.create_task(store.durable.delete(BASIN, "s"))
+                await asyncio.sleep(0.05)
+                retention = asyncio.create_task(
+                    store.durable.retain(BASIN, "s", 3, whole_appends=False)
+                )
+                await asyncio.sleep(0.05)
+            await deletion
+            with pytest.raises(StreamDeletingError):
+                await retention
+        await store.upkeep()
+        await store.create_stream(BASIN, "s")  # the name is free
+        assert await blobs_of(bench) == []
 
 
 async def test_deletion_collects_everything(bench: Bench) -> None:

@@ -228,6 +228,7 @@ class StreamSnapshots:
     ) -> None:
         """Trim the records before `seq_num`, which a snapshot must cover."""
         async with self.catalog.locks.hold(*log.ref):
+            log.check_alive()  # a trim would replace the clean-up row of a deletion
             if seq_num < log.retained_from:
                 raise SnapshotConflictError(
                     f"position {seq_num} is trimmed already: give {log.retained_from} or a later one"
