@@ -18,6 +18,7 @@ from streamfold.errors import (
 from streamfold.model.configs import BasinConfig, Cipher
 from streamfold.model.records import trim_record
 from streamfold.model.resources import Claim, Producer
+from streamfold.records.batch import RecordBatch
 from streamfold.store import keys
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
@@ -138,6 +139,28 @@ async def test_a_repeated_fork_is_the_same_and_another_is_refused(store: StreamS
     for other in (fork_of("a", 2), fork_of("a", 1, 1), None):
         with pytest.raises(AlreadyExistsError):
             await create(store, "b", fork=other)
+
+
+async def test_a_fork_whose_start_is_trimmed_while_it_is_created_is_refused(
+    store: StreamStore,
+) -> None:
+    await create(store, "a", *[b"%d" % number for number in range(10)])
+    begun, trimmed = asyncio.Event(), asyncio.Event()
+
+    async def slow_content(content_type: str) -> list[RecordBatch]:
+        begun.set()
+        await trimmed.wait()
+        return []
+
+    task = asyncio.create_task(create(store, "b", fork=fork_of("a", 5), content=slow_content))
+    await begun.wait()
+    await store.append(BASIN, "a", [trim_record(9)])
+    trimmed.set()
+    with pytest.raises(PositionTrimmedError):
+        await task
+    await create(store, "b", fork=fork_of("a", 9))
+    await append(store, "b", b"own")
+    assert await read(store, "b", 9) == [b"own"]
 
 
 async def test_a_trim_of_the_source_keeps_what_forks_need(bench: Bench) -> None:

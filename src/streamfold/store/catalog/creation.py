@@ -268,6 +268,8 @@ class Creator:
             origin = Origin(spec.fork.source, SeqNum(point.anchor), spec.fork.sub_offset)
             traits = msgspec.structs.replace(traits, origin=origin)
         content = list(await spec.content(traits.content_type))
+        if source is not None and point.anchor < source.retained_from:  # trimmed meanwhile
+            raise PositionTrimmedError(point.anchor, source.retained_from)
         row = StreamRow(
             id=self.mount.new_stream_id(),
             created_at=now,
