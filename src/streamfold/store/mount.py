@@ -28,6 +28,7 @@ from streamfold.store.log.committer import Committer
 from streamfold.store.log.idle_streams import IdleStreams
 from streamfold.store.log.log_reader import LogReader
 from streamfold.store.log.recent_chunks import RecentChunks
+from streamfold.store.log.retention import TrimPoints
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.read.requests import OpenScans
@@ -301,6 +302,11 @@ class Mount:
         self._count_producers(log)
         self._shrink(keep=log)
         return log
+
+    def trims_in_memory(self, ref: StreamRef, stream_id: int) -> TrimPoints | None:
+        """The trim points of the stream; None if all that storage has of them are in effect."""
+        log = self._logs.get(ref)
+        return log.trims if log is not None and log.id == stream_id else None
 
     async def settle(self, log: StreamLog) -> None:
         """Return once the state that a refusal depends on is durable: clients may rely on it then."""

@@ -164,3 +164,20 @@ async def test_an_open_follower_gets_every_acknowledged_record_whatever_is_trimm
                 if count == 1:
                     await store.upkeep()
             assert await next_seq_nums(session, tail) == list(range(tail))
+
+
+async def test_a_trimmed_source_keeps_what_readers_of_its_fork_get_within_the_grace(
+    store: StreamStore, clock: Clock, bench: Bench
+) -> None:
+    for number in range(6):
+        await append(store, STREAM, b"%d" % number)
+    await create(store, "fork", fork=fork_of(STREAM))
+    await store.append(BASIN, STREAM, [trim_record(6)])
+    clock.pass_seconds(GRACE)
+    await store.append(BASIN, "fork", [trim_record(6)])
+    await store.upkeep()
+    assert len(await read(store, "fork")) == 7
+    clock.pass_seconds(GRACE)
+    await store.upkeep()
+    assert await first_seq_num(store, "fork") == 6
+    assert await stored_chunks(bench) == 2

@@ -35,7 +35,7 @@ from streamfold.store.log.retention import age_limit
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.seek import apply_retention
-from streamfold.store.rows import BasinRow, CleanupRow, StateRow, StreamRow
+from streamfold.store.rows import BasinRow, CleanupRow, ForkRow, StateRow, StreamRow
 from streamfold.store.upkeep.due_ranges import NEVER, DueRanges, Visit
 from streamfold.store.upkeep.due_times import DueTimes
 from streamfold.store.usage.recorder import UsageKeeper
@@ -390,10 +390,15 @@ class Upkeep:
         span = keys.forks_span(stream_id)
         async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
-                for key, _ in page:
-                    value = await self.mount.engine.get(keys.state(keys.fork_id(key)))
+                for key, fork in page:
+                    fork_id = keys.fork_id(key)
+                    value = await self.mount.engine.get(keys.state(fork_id))
                     state = rows.decode(value, StateRow) if value else StateRow()
-                    trim_point = min(trim_point, state.trim_point)
+                    row = rows.decode(fork, ForkRow)
+                    trims = self.mount.trims_in_memory(_ref(row.basin, row.stream), fork_id)
+                    # Readers of the fork get the records of its last trims for a while.
+                    effective = state.trim_point if trims is None else trims.effective
+                    trim_point = min(trim_point, state.trim_point, effective)
         return trim_point
 
     async def _delete_trimmed(self, ref: StreamRef) -> None:
