@@ -9,6 +9,7 @@ import pytest
 from streamfold.errors import (
     AlreadyExistsError,
     ContentTypeMismatchError,
+    DataCorruptError,
     InvalidError,
     KeyRequiredError,
     PositionTrimmedError,
@@ -23,6 +24,7 @@ from streamfold.store import keys
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail, from_timestamp
 from streamfold.store.read.seek import FORK_DEPTH_MAX
+from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, Clock
 from tests.store.durable_streams import append, content, create, fork_of, read, spec, stamps
@@ -161,6 +163,21 @@ async def test_a_fork_whose_start_is_trimmed_while_it_is_created_is_refused(
     await create(store, "b", fork=fork_of("a", 9))
     await append(store, "b", b"own")
     assert await read(store, "b", 9) == [b"own"]
+
+
+async def test_a_fork_whose_source_lost_records_is_reported_as_corrupt(bench: Bench) -> None:
+    settings = StoreSettings(trim_grace=0, recent_bytes=0)
+    async with bench.store(settings) as store:
+        await store.create_basin(BASIN)
+        source, _ = await create(store, "a")
+        for number in range(4):
+            await append(store, "a", b"%d" % number)
+        await create(store, "b", b"own", fork=fork_of("a", 2))
+        lost = bench.engine.prepare([(keys.chunk(source.id, number), None) for number in (0, 1)])
+        await bench.engine.commit(lost)
+        with pytest.raises(DataCorruptError, match=r"records 0 to 1 .* missing"):
+            async with asyncio.timeout(10):  # it must not look for them without end
+                await read(store, "b")
 
 
 async def test_a_trim_of_the_source_keeps_what_forks_need(bench: Bench) -> None:

@@ -300,15 +300,16 @@ class Cursor:
             self._eager = eager = self._eager and self._mount.scans.room_for_eager
             self._scan = self._mount.engine.scan(start, end, eager=eager)
         page = await anext(self._scan, None)
+        limit = durable if segment is None else segment.end
         if page is not None:
             parts = [chunks.decode(value) for _, value in page]
-            limit = durable if segment is None else segment.end
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
             self._fetched += sum(len(part.payload) for part in parts)
-            return
+            if self._ahead:
+                return
         await self._end_scan()
         if fresh and self.seq_num >= self._log.readable_from:
-            raise self._missing(int(durable))
+            raise self._missing(int(limit))
 
 
 def _discard(loading: asyncio.Task[list[Chunk]]) -> None:
