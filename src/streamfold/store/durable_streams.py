@@ -37,7 +37,7 @@ from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import ProducerRow
 from streamfold.store.supervisor import MountedStore, Supervisor
 
-#: Metered bytes of one append; less than `inflight_bytes`.
+#: Metered bytes of one append; less than `inflight_bytes` is by default.
 APPEND_BYTES_MAX = 32 << 20
 
 __all__ = ["Appended", "Content", "DurableStreams", "ForkSpec", "StreamSpec", "prepared"]

@@ -15,13 +15,16 @@ from streamfold.errors import (
 from streamfold.model.configs import StreamConfigLayer, StreamReconfiguration, TimestampMode
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Header, Record, fence_record, trim_record
+from streamfold.model.resources import OCTETS, Claim
 from streamfold.records.batch import RecordBatch
+from streamfold.store.catalog.creation import prepared
 from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies
+from tests.store.durable_streams import create
 
 EVERYTHING = ReadRequest(from_seq_num(0))
 
@@ -233,6 +236,26 @@ async def test_appends_wait_for_room_when_too_much_is_unacknowledged(bench: Benc
         assert (await first).start.seq_num == 0
         assert (await (await second)).start.seq_num == 1
         assert (await (await third)).start.seq_num == 2
+
+
+async def test_an_append_that_is_larger_than_the_room_for_all_gets_in_alone(bench: Bench) -> None:
+    async with bench.store(StoreSettings(inflight_bytes=1 << 20)) as store:
+        await store.create_basin(BASIN)
+        await create(store, STREAM)
+        large = prepared([RecordBatch.of([Record(bytes(600_000))])] * 3)
+        bench.engine.hold()
+        appends = [
+            asyncio.create_task(store.append(BASIN, STREAM, bodies("before"))),
+            asyncio.create_task(store.durable.append(BASIN, STREAM, Claim(OCTETS), large)),
+            asyncio.create_task(store.append(BASIN, STREAM, bodies("after"))),
+        ]
+        await asyncio.sleep(0.1)
+        assert store.queue.waiting == 2
+        bench.engine.resume()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*appends)
+        assert (store.queue.used, store.queue.waiting) == (0, 0)
+        assert (await store.check_tail(BASIN, STREAM)).seq_num == 5
 
 
 async def test_a_cancelled_append_gives_its_room_back_only_when_it_is_settled(bench: Bench) -> None:

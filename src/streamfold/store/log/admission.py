@@ -64,7 +64,10 @@ class Unrecorded(enum.Enum):
 
 
 class Admission:
-    """Grants permits in the order of the requests; a cancelled waiter holds none."""
+    """Grants permits in the order of the requests; a cancelled waiter holds none.
+
+    A request that is larger than the capacity gets its permit alone, when all others are released.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -88,7 +91,7 @@ class Admission:
 
     def acquire_at_once(self, size: int) -> bool:
         """Take the permit if `size` bytes fit and the queue is empty."""
-        if self._queue or self._free < size:
+        if self._queue or not self._fits(size):
             return False
         self._free -= size
         return True
@@ -112,12 +115,15 @@ class Admission:
         self._free += size
         self._admit()
 
+    def _fits(self, size: int) -> bool:
+        return size <= self._free or self._free == self.capacity
+
     def _admit(self) -> None:
         while self._queue:
             size, turn = self._queue[0]
             if turn.cancelled():
                 self._queue.popleft()
-            elif size <= self._free:
+            elif self._fits(size):
                 self._queue.popleft()
                 self._free -= size
                 turn.set_result(None)
