@@ -159,6 +159,31 @@ async def test_closing_waits_until_everything_accepted_is_acknowledged(bench: Be
         assert len(await read_bodies(store)) == 50
 
 
+async def test_a_store_whose_closing_is_given_up_leaves_nothing_running(bench: Bench) -> None:
+    closing = asyncio.Event()
+
+    async def use() -> None:
+        async with bench.store() as store:
+            await store.create_basin(BASIN)
+            bench.engine.hold()
+            creation = asyncio.create_task(store.create_stream(BASIN, STREAM))
+            creation.add_done_callback(lambda done: done.exception())
+            await asyncio.sleep(0.1)
+            closing.set()
+
+    before = asyncio.all_tasks()
+    using = asyncio.create_task(use())
+    await closing.wait()
+    await asyncio.sleep(0.1)  # it waits for the commit
+    using.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    await asyncio.sleep(0.1)
+    assert asyncio.all_tasks() == before
+    async with bench.store() as store:
+        await store.create_stream(BASIN, STREAM)
+
+
 async def test_closing_lets_go_of_followers(bench: Bench) -> None:
     async with bench.store() as store:
         await store.create_basin(BASIN)

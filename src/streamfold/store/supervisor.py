@@ -145,10 +145,12 @@ class Supervisor:
         try:
             yield
         finally:
-            await self._drain()
-            keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeper
+            try:
+                await self._drain()
+            finally:  # also if the caller does not wait for that
+                keeper.cancel()
+                with suppress(asyncio.CancelledError):
+                    await keeper
 
     def _let_calls_wait(self) -> None:
         """Let calls wait for the next mount for `recovery_timeout` from now on."""
