@@ -6,7 +6,7 @@
     0x00  "space"                               SpaceRow: bytes of records that can be read
     0x00  "writer"                              WriterRow: the last opening, and which ResumeRows count
     0x00  "held"                                HeldTotalsRow: bytes held, when the store was closed
-    0x00  "chunk-files"                         CounterRow: files of earlier epochs have their rows
+    0x00  "chunk-files"                         a CounterRow of earlier builds, which is not used
     0x01  basin                                 BasinRow
     0x02  basin NUL stream                      StreamRow
     0x03  stream id (8)                         StateRow: token, trim point, tail once it is bare
@@ -40,7 +40,6 @@ STREAM_IDS = b"\x00stream-ids"
 SPACE = b"\x00space"
 WRITER = b"\x00writer"
 HELD_TOTALS = b"\x00held"
-CHUNK_FILES = b"\x00chunk-files"
 _BASIN = b"\x01"
 _STREAM = b"\x02"
 _STATE = b"\x03"

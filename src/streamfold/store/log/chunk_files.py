@@ -35,13 +35,12 @@ from streamfold.errors import (
     StorageFullError,
     StreamfoldError,
 )
-from streamfold.store import keys, rows
+from streamfold.store import keys
 from streamfold.store.engine.disk_space import is_disk_full
-from streamfold.store.engine.engine import Engine, Op, Row
+from streamfold.store.engine.engine import Engine, Row
 from streamfold.store.engine.location import FileLimits
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk, FilePart, StoredChunk
-from streamfold.store.rows import CounterRow
 
 #: Bytes from which a thread checks and decompresses what was read.
 _THREAD_FROM: Final = 64 << 10
@@ -153,15 +152,12 @@ class ChunkFiles:
             freed = sum([part.offset + part.size for part in some])
             self.size = max(0, self.size - freed)
 
-    async def sweep(self, engine: Engine) -> list[Op]:
+    async def sweep(self, engine: Engine) -> None:
         """Delete the files that former mounts wrote for commits that failed.
 
-        Returns the row to commit after that, if any, so that the next sweep skips what this one has
-        checked.
+        Checks all epochs, each time: what a former writer sent may arrive after the next one's sweep.
         """
-        value = await engine.get(keys.CHUNK_FILES)
-        first = rows.decode(value, CounterRow).following if value else 0
-        by_epoch: dict[int, _Found] = {}
+        newest: _Found = deque(maxlen=_FAILED_MAX)
         listed = 0
         async for meta in self._blobs.list():
             listed += 1
@@ -171,16 +167,17 @@ class ChunkFiles:
             if name is None or name.epoch >= self._epoch:
                 continue
             self.size += meta.size
-            if name.epoch >= first:
-                by_epoch.setdefault(name.epoch, deque(maxlen=_FAILED_MAX)).append((name, meta))
-        for files in by_epoch.values():
-            await self._sweep_epoch(engine, files)
-        if not by_epoch:
-            return []
-        return [(keys.CHUNK_FILES, rows.encode(CounterRow(max(by_epoch) + 1)))]
+            if newest and newest[-1][0].epoch != name.epoch:
+                await self._sweep_epoch(engine, newest)
+                newest.clear()
+            newest.append((name, meta))
+        await self._sweep_epoch(engine, newest)
 
     async def _sweep_epoch(self, engine: Engine, files: _Found) -> None:
-        """Delete the files that have no row: the newest ones, because commits take effect in order."""
+        """Delete the files that have no row: the newest ones, because commits take effect in order.
+
+        So this reads one row if all of them have one.
+        """
         for name, meta in reversed(files):
             value = await engine.get(keys.chunk(name.stream_id, name.last_seq_num))
             if value is not None and _may_name(value, meta.key):

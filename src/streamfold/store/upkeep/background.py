@@ -106,8 +106,7 @@ class Upkeep:
             with _continuing():
                 await self.snapshots.sweep()
             with _continuing():
-                if swept := await self.mount.files.sweep(self.mount.engine):
-                    await self.mount.committer.write(swept)
+                await self.mount.files.sweep(self.mount.engine)
             with _continuing():
                 await self._pass()  # without usage, which is written once per interval
             while True:
