@@ -20,7 +20,7 @@ from streamfold.errors import (
     StreamNotFoundError,
 )
 from streamfold.model.configs import INFINITE, StreamConfigLayer, resolve
-from streamfold.model.names import StreamName, StreamRef
+from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import CONTINUED, Record, SequencedRecord, is_command
 from streamfold.model.resources import OCTETS, Claim, Origin, StreamStatus, StreamTraits, media_type
@@ -240,24 +240,27 @@ class Creator:
             raise AlreadyExistsError("stream", log.name)
 
     async def _insert(self, ref: StreamRef, spec: StreamSpec, former: StreamRow | None) -> None:
-        parent = await self.mount.basin(ref.basin)
-        if parent is None:
-            raise BasinNotFoundError(ref.basin)
-        if parent.deleted_at is not None:
-            raise BasinDeletingError(ref.basin)
+        await self._active_basin(ref.basin)
         if spec.fork is None:
-            await self._insert_from(ref, spec, former, parent, None)
+            await self._insert_from(ref, spec, former, None)
             return
         with await self.mount.lease(StreamRef(ref.basin, spec.fork.source)) as source:
             await self._check_source(source, spec.content_type)
-            await self._insert_from(ref, spec, former, parent, source)
+            await self._insert_from(ref, spec, former, source)
+
+    async def _active_basin(self, basin: BasinName) -> BasinRow:
+        row = await self.mount.basin(basin)
+        if row is None:
+            raise BasinNotFoundError(basin)
+        if row.deleted_at is not None:
+            raise BasinDeletingError(basin)
+        return row
 
     async def _insert_from(
         self,
         ref: StreamRef,
         spec: StreamSpec,
         former: StreamRow | None,
-        parent: BasinRow,
         source: StreamLog | None,
     ) -> None:
         now = self.mount.now()
@@ -268,6 +271,7 @@ class Creator:
             origin = Origin(spec.fork.source, SeqNum(point.anchor), spec.fork.sub_offset)
             traits = msgspec.structs.replace(traits, origin=origin)
         content = list(await spec.content(traits.content_type))
+        parent = await self._active_basin(ref.basin)  # again: it may have been deleted meanwhile
         if source is not None and point.anchor < source.retained_from:  # trimmed meanwhile
             raise PositionTrimmedError(point.anchor, source.retained_from)
         row = StreamRow(

@@ -205,10 +205,13 @@ class Upkeep:
                     await self._delete_stream(_ref(*keys.stream_names(key)))
         if not left:
             async with self.catalog.locks.hold(basin):
-                usage = await self.usage.forget_basin(basin)
-                await self.mount.put_basin(basin, None, *usage)
-        else:
-            self.request_pass()  # to delete the basin after its streams
+                # Streams may be on their way that were checked before the deletion was durable.
+                await self.mount.committer.write([])
+                if await first_row(self.mount.engine, *span) is None:
+                    usage = await self.usage.forget_basin(basin)
+                    await self.mount.put_basin(basin, None, *usage)
+                    return
+        self.request_pass()  # to delete the basin after its streams
 
     async def _delete_stream(
         self, ref: StreamRef, when: Callable[[StreamLog], bool] = lambda log: True
