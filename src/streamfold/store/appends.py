@@ -20,15 +20,37 @@ from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.supervisor import MountedStore, Supervisor
 
 
+class _Decision(asyncio.Event):
+    """Set once an append is accepted or refused, or its caller has gone."""
+
+    def __init__(self, earlier: _Decision | None) -> None:
+        super().__init__()
+        #: The append before, if it may be undecided: a caller may go before its turn has come.
+        self.earlier = earlier
+
+    @property
+    def pending(self) -> _Decision | None:
+        """The last undecided append up to this one."""
+        last: _Decision | None = self
+        while last is not None and last.is_set():
+            last = last.earlier
+        return last
+
+    async def all_made(self) -> None:
+        """Return once this append and all before it are decided."""
+        while (last := self.pending) is not None:
+            await last.wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Appends:
     """Accepts appends to a stream in the order of the calls."""
 
     supervisor: Supervisor
     now: Callable[[], int]
-    #: The last `submit` of each stream that is not decided yet; set once it is. Opening a stream takes
-    #: some steps, after which a later call could find it open.
-    _undecided: dict[StreamRef, asyncio.Event] = field(default_factory=dict)
+    #: The last `submit` of each stream that is not decided yet. Opening a stream takes some steps,
+    #: after which a later call could find it open.
+    _undecided: dict[StreamRef, _Decision] = field(default_factory=dict)
 
     def try_submit(self, request: AppendRequest) -> asyncio.Future[AppendAck] | None:
         """`submit` for the usual case, without waiting.
@@ -72,20 +94,24 @@ class Appends:
         """
         if not request.only_trims:
             self.supervisor.space.check()
-        earlier, decided = self._undecided.get(request.ref), asyncio.Event()
-        self._undecided[request.ref] = decided
+        earlier = self._undecided.get(request.ref)
+        decided = self._undecided[request.ref] = _Decision(earlier)
         try:
             return await self._submit_after(earlier, decided, request)
         finally:
             self._decide(request.ref, decided)
 
-    def _decide(self, ref: StreamRef, decided: asyncio.Event) -> None:
+    def _decide(self, ref: StreamRef, decided: _Decision) -> None:
         decided.set()
+        decided.earlier = decided.pending
         if self._undecided.get(ref) is decided:
-            del self._undecided[ref]
+            if decided.earlier is None:
+                del self._undecided[ref]
+            else:
+                self._undecided[ref] = decided.earlier
 
     async def _submit_after(
-        self, earlier: asyncio.Event | None, decided: asyncio.Event, request: AppendRequest
+        self, earlier: _Decision | None, decided: _Decision, request: AppendRequest
     ) -> asyncio.Future[AppendAck]:
         mounted = self.supervisor.current or await self.supervisor.mounted()
         first = _FirstAppend(self, mounted, earlier, decided, request)
@@ -96,7 +122,7 @@ class Appends:
             if first.ack is not None:
                 return first.ack
             if earlier is not None:
-                await earlier.wait()
+                await earlier.all_made()
             if request.check is not None and log.row.traits is not None:
                 for batch in request.batches:
                     request.check(log.terms.content_type, batch)
@@ -148,8 +174,8 @@ class _FirstAppend:
         self,
         appends: Appends,
         mounted: MountedStore,
-        earlier: asyncio.Event | None,
-        decided: asyncio.Event,
+        earlier: _Decision | None,
+        decided: _Decision,
         request: AppendRequest,
     ) -> None:
         self._appends = appends
@@ -160,7 +186,7 @@ class _FirstAppend:
         self.ack: asyncio.Future[AppendAck] | None = None
 
     def __call__(self, log: StreamLog) -> None:
-        if self._earlier is not None and not self._earlier.is_set():
+        if self._earlier is not None and self._earlier.pending is not None:
             return
         self.ack = self._appends._accept_at_once(self._mounted, log, self._request)
         if self.ack is not None:

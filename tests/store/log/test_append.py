@@ -238,6 +238,32 @@ async def test_appends_wait_for_room_when_too_much_is_unacknowledged(bench: Benc
         assert (await (await third)).start.seq_num == 2
 
 
+@pytest.mark.parametrize("gone", ["B", "D", "BD", "BCD", "ZB"])
+async def test_appends_keep_their_order_when_callers_between_them_go(
+    bench: Bench, gone: str
+) -> None:
+    async with bench.store(StoreSettings(inflight_bytes=1 << 20)) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        bench.engine.hold()
+        fills = asyncio.create_task(store.append(BASIN, STREAM, [Record(bytes(1_000_000))]))
+        await asyncio.sleep(0.02)
+        tasks: dict[str, asyncio.Task[AppendAck]] = {}
+        for name in "ZABCDE":  # the first waits for room, and each of the others for the one before
+            if name == "E":
+                for other in gone:
+                    tasks[other].cancel()
+                await asyncio.sleep(0.02)
+            batch = [Record(name.encode() * 60_000)]
+            tasks[name] = asyncio.create_task(store.append(BASIN, STREAM, batch))
+            await asyncio.sleep(0.02)
+        bench.engine.resume()
+        await fills
+        acks = [await task for name, task in tasks.items() if name not in gone]
+        assert [ack.start.seq_num for ack in acks] == list(range(1, len(acks) + 1))
+        assert not store.appends._undecided
+
+
 async def test_an_append_that_is_larger_than_the_room_for_all_gets_in_alone(bench: Bench) -> None:
     async with bench.store(StoreSettings(inflight_bytes=1 << 20)) as store:
         await store.create_basin(BASIN)
