@@ -123,9 +123,6 @@ class Appends:
                 return first.ack
             if earlier is not None:
                 await earlier.all_made()
-            if request.check is not None and log.row.traits is not None:
-                for batch in request.batches:
-                    request.check(log.terms.content_type, batch)
             decide = partial(self._decide, request.ref, decided)
             ack = await self.accept(mounted, log, request, decide)
         if isinstance(ack, Unrecorded):
@@ -147,6 +144,10 @@ class Appends:
         await admission.acquire(metered)
         now = self.now()
         try:
+            # Here, because a stream may get a content type while this waits for room.
+            if request.check is not None and log.row.traits is not None:
+                for batch in request.batches:
+                    request.check(log.terms.content_type, batch)
             ack = log.accept(request, now)
         except BaseException as error:
             admission.release(metered)

@@ -229,13 +229,15 @@ class Creator:
 
     async def _match(self, log: StreamLog, spec: StreamSpec) -> None:
         """Raise unless the stream matches `spec`; a stream without traits gets those of `spec`."""
-        if log.row.traits is None and not log.durable.seq_num and spec.fork is None:
+        if log.row.traits is None and log.unused and spec.fork is None:
             traits = _traits(spec, None, log.row.created_at)
             if traits.ttl is None and traits.expires_at is None and not spec.closed:
                 row = msgspec.structs.replace(log.row, traits=traits)
-                await self.catalog.replace_stream(log.ref, row)
+                log.replace_row(row)  # from here on the log checks the content of appends
                 log.terms.content_type = media_type(traits.content_type)
+                await self.catalog.replace_stream(log.ref, row)
                 return
+        await log.settled()  # a refusal may depend on a record that is on its way
         if not _agrees(log.row.traits or StreamTraits(), log.terms.closed, spec):
             raise AlreadyExistsError("stream", log.name)
 

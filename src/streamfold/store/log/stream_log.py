@@ -154,6 +154,11 @@ class StreamLog:
         return self.readable_from >= self._next_seq_num
 
     @property
+    def unused(self) -> bool:
+        """Whether the stream never had a record, and none is pending."""
+        return not self._next_seq_num
+
+    @property
     def readable_from(self) -> int:
         """The first record that a reader may get: not trimmed, and not too old at the last check."""
         effective = self.trims.effective
