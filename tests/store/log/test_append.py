@@ -17,7 +17,9 @@ from streamfold.model.names import StreamRef
 from streamfold.model.records import Header, Record, fence_record, trim_record
 from streamfold.model.resources import OCTETS, Claim
 from streamfold.records.batch import RecordBatch
+from streamfold.store import keys
 from streamfold.store.catalog.creation import prepared
+from streamfold.store.engine.engine import Batch
 from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num
@@ -333,6 +335,34 @@ async def test_a_refusal_that_rests_on_undurable_state_waits_for_it(
     with pytest.raises(SeqNumMismatchError):
         await refused
     assert (await ticket).start.seq_num == 0
+
+
+async def test_a_refusal_comes_although_others_never_stop_appending(
+    store: StreamStore, bench: Bench
+) -> None:
+    commit = bench.engine.inner.commit
+    begun: list[asyncio.Future[None]] = []
+
+    async def commit_after_the_next_has_begun(batch: Batch) -> None:
+        if any(keys.is_chunk(key) for key, _ in batch.ops):
+            begun.append(asyncio.get_running_loop().create_future())
+            await begun[-1]
+        await commit(batch)
+
+    bench.engine.inner.commit = commit_after_the_next_has_begun  # type: ignore[method-assign]
+    appends = [asyncio.create_task(store.append(BASIN, STREAM, bodies("first")))]
+    await asyncio.sleep(0.02)
+    refused = asyncio.create_task(store.append(BASIN, STREAM, bodies("x"), match_seq_num=7))
+    for number in range(5):  # there is always one that is not durable
+        appends.append(asyncio.create_task(store.append(BASIN, STREAM, bodies("more"))))
+        await asyncio.sleep(0.02)
+        begun[number].set_result(None)
+        await appends[number]
+    with pytest.raises(SeqNumMismatchError):
+        async with asyncio.timeout(5):
+            await refused
+    begun[5].set_result(None)
+    await appends[5]
 
 
 async def test_a_deletion_comes_after_the_appends_accepted_before_it(

@@ -7,6 +7,7 @@ pending ones. So no lock is needed, and the order of the calls is the order of t
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,7 +137,8 @@ class StreamLog:
         #: None while there is nothing pending, and nobody who waits: most logs are idle.
         self._pending: list[Accepted] | None = None
         self._unsettled = 0
-        self._settlers: list[asyncio.Future[None]] | None = None
+        #: Tails that must be durable, in order, with those who wait for that.
+        self._settlers: deque[tuple[int, asyncio.Future[None]]] | None = None
         #: None before the first follower.
         self._tail_waiters: TailWaiters | None = None
 
@@ -353,8 +355,9 @@ class StreamLog:
         if self._unsettled:
             settler: asyncio.Future[None] = self._loop.create_future()
             if self._settlers is None:
-                self._settlers = []
-            self._settlers.append(settler)
+                self._settlers = deque()
+            # Not until nothing is pending: on a busy stream, something always is.
+            self._settlers.append((self._next_seq_num, settler))
             await settler
 
     def waiter(self) -> Waiter:
@@ -441,11 +444,12 @@ class StreamLog:
                 chunk = accepted.chunk
                 end = tail if accepted is batches[-1] else chunk.end
                 ack.set_result(AppendAck(chunk.start, end, tail))
-        if self._settlers is not None and not self._unsettled:
-            settlers, self._settlers = self._settlers, None
-            for settler in settlers:
+        if self._settlers is not None:
+            while self._settlers and self._settlers[0][0] <= tail.seq_num:
+                settler = self._settlers.popleft()[1]
                 if not settler.done():
                     settler.set_result(None)
+            self._settlers = self._settlers or None
         if chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
             if self._tail_waiters is not None:
@@ -460,13 +464,13 @@ class StreamLog:
         """
         self.failure = unsent
         pending, self._pending = self._pending or [], None
-        settlers, self._settlers = self._settlers or [], None
+        settlers, self._settlers = self._settlers or (), None
         given_up = sum(accepted.chunk.metered for accepted in (*written, *pending))
         for accepted in written:
             _reject(accepted.ack, unknown)
         for accepted in pending:
             _reject(accepted.ack, unsent)
-        for settler in settlers:
+        for _, settler in settlers:
             _reject(settler, unknown)
         self.dismiss(unsent)
         return given_up
