@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamfold.blob import LocalBlobStore
+from streamfold.blob.local_files import DRAFTS, LOCK
 from streamfold.blob.local_store import WRITE_BUFFER
 from streamfold.errors import (
     BlobExistsError,
@@ -354,3 +358,46 @@ def test_the_drafts_of_a_process_that_was_killed_are_removed_by_the_next_and_oth
         writer.wait()
     LocalBlobStore(tmp_path)
     assert files_below(drafts) == []
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("change", ["put", "stream"])
+async def test_a_caller_that_goes_while_a_file_is_opened_leaves_it_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    store, opened, gone = LocalBlobStore(tmp_path), threading.Event(), threading.Event()
+    await store.put("blob", b"content")
+    opens = os.open
+
+    def open_slowly(*args: Any) -> int:
+        descriptor = opens(*args)
+        if not opened.is_set() and (DRAFTS in str(args[0]) or str(args[0]).endswith("blob")):
+            opened.set()
+            gone.wait(60)
+        return descriptor
+
+    async def large() -> AsyncIterator[bytes]:
+        yield bytes(WRITE_BUFFER)
+
+    async def use() -> None:
+        if change == "put":
+            await store.put("large", large())
+        else:
+            async for _ in store.stream("blob"):
+                pass
+
+    before = open_descriptors()
+    monkeypatch.setattr(os, "open", open_slowly)
+    task = asyncio.create_task(use())
+    await asyncio.to_thread(opened.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    gone.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gc.collect()
+    assert open_descriptors() == before
+    assert not [path for path in (tmp_path / DRAFTS).iterdir() if path.name != LOCK]

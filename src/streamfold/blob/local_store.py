@@ -29,6 +29,7 @@ from streamfold.blob.blob_store import (
 from streamfold.blob.destinations import DestinationType, refuse_options
 from streamfold.blob.local_files import (
     DRAFTS,
+    Draft,
     DurableTree,
     Fsync,
     etag_of,
@@ -104,13 +105,16 @@ class LocalBlobStore(BlobStore):
 
     async def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
         check_chunk_size(chunk_size)
-        # An open file keeps its content, even after a rename over its name.
-        descriptor = await self._read(key, open_file, self._path(key))
+        path = self._path(key)
+        opened: list[int] = []  # also if the caller is cancelled before it gets it
         try:
-            while piece := await self._read(key, read_full, descriptor, chunk_size):
+            # An open file keeps its content, even after a rename over its name.
+            await self._read(key, lambda: opened.append(open_file(path)))
+            while piece := await self._read(key, read_full, opened[0], chunk_size):
                 yield piece
         finally:
-            os.close(descriptor)
+            for descriptor in opened:
+                os.close(descriptor)
 
     async def head(self, key: str) -> BlobMeta:
         return await self._read(key, stat_blob, self._path(key), key)
@@ -168,15 +172,17 @@ class LocalBlobStore(BlobStore):
             if len(first) < WRITE_BUFFER:
                 await self._change(key, self._write, target, first, True)
                 return
-            draft = await self._change(key, self._tree.open_draft)
+            drafts: list[Draft] = []  # also if the caller is cancelled before it gets it
             try:
-                await self._change(key, draft.write, first)
+                await self._change(key, lambda: drafts.append(self._tree.open_draft()))
+                await self._change(key, drafts[0].write, first)
                 del first
                 async for buffer in buffers:
-                    await self._change(key, draft.write, buffer)
-                await self._change(key, self._tree.publish, draft, target, replace=True)
+                    await self._change(key, drafts[0].write, buffer)
+                await self._change(key, self._tree.publish, drafts[0], target, replace=True)
             finally:
-                draft.close()
+                for draft in drafts:
+                    draft.close()
 
     async def _list_folder(self, folder: str, prefix: str) -> AsyncIterator[BlobMeta]:
         for entry in await self._read(folder, scan_folder, self._root / folder, folder):
