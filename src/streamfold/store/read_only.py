@@ -2,7 +2,9 @@
 
 SlateDB opens the newest durable state and pins its files by a checkpoint, which it renews while the
 store is open and deletes at the end: compaction by the writer deletes nothing that is still read here.
-Only files of large chunks are not pinned: if their records are trimmed meanwhile, a read of them fails.
+Each renewal pins the state of that moment instead, and files of large chunks are never pinned. So
+records that are trimmed while they are read may be gone: a read that finds none looks at the trim point
+that storage has by now, and continues there.
 Records that are appended after a stream was opened are not seen. Streams answer as they would after a
 restart of their server: trims take effect at once, and so does retention.
 """
@@ -19,11 +21,18 @@ from urllib.parse import unquote, urlsplit
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
-from streamfold.errors import BasinNotFoundError, InvalidError, NotFoundError, StorageError
+from streamfold.errors import (
+    BasinNotFoundError,
+    DataCorruptError,
+    InvalidError,
+    NotFoundError,
+    StorageError,
+    StreamNotFoundError,
+)
 from streamfold.model import names
 from streamfold.model.names import StreamRef
 from streamfold.model.positions import StreamPosition
-from streamfold.store import keys
+from streamfold.store import keys, rows
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
 from streamfold.store.engine.engine import Batch, Op, first_row
@@ -39,6 +48,7 @@ from streamfold.store.mount import Mount
 from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch, ReadRequest, from_seq_num
 from streamfold.store.read.seek import apply_retention, seek_timestamp
+from streamfold.store.rows import StateRow, StreamRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import wall_clock
 from streamfold.store.upkeep.live_bytes import LiveBytes
@@ -125,8 +135,9 @@ class ReaderEngine(SlateEngine):
 class StoredStreams:
     """The streams of a store as they were when it was opened."""
 
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, mount: Mount, location: Location) -> None:
         self._mount = mount
+        self._location = location
         self._catalog = Catalog(mount, NamedLocks(), mount.now)
 
     async def names(self, basin: str, prefix: str = "") -> list[str]:
@@ -176,8 +187,33 @@ class StoredStreams:
                 return
             request = ReadRequest(from_seq_num(start), count=end - start)
             async with aclosing(await Reader.open(self._mount, log, request, key)) as reader:
-                while (batch := await reader.read()) is not None:
+                while (batch := await self._next(reader, log)) is not None:
                     yield batch
+
+    async def _next(self, reader: Reader, log: StreamLog) -> ReadBatch | None:
+        """The next batch, from after the records that were trimmed meanwhile."""
+        while True:
+            try:
+                return await reader.read()
+            except DataCorruptError:
+                trim_point = await self._newest_trim_point(log)
+                if trim_point <= reader.seq_num:
+                    raise
+                log.trims.accept(trim_point, at_once=True)
+                log.trims.settle(trim_point, trim_point)
+
+    async def _newest_trim_point(self, log: StreamLog) -> int:
+        """What storage has by now; StreamNotFoundError if the stream is gone."""
+        engine = await ReaderEngine.open_reader(self._location)
+        try:
+            stored = await engine.get(keys.stream(*log.ref))
+            row = rows.decode(stored, StreamRow) if stored else None
+            if row is None or row.id != log.id or row.deleted_at is not None:
+                raise StreamNotFoundError(*log.ref)
+            state = await engine.get(keys.state(log.id))
+            return rows.decode(state, StateRow).trim_point if state else 0
+        finally:
+            await engine.close()
 
     @asynccontextmanager
     async def _opened(self, basin: str, stream: str) -> AsyncIterator[StreamLog]:
@@ -202,9 +238,8 @@ async def open_read_only(
         engine = await ReaderEngine.open_reader(location)
         try:
             chunks = await asyncio.to_thread(location.open_chunks, fsync=False)
-            yield StoredStreams(
-                _mount(engine, ChunkFiles(chunks, engine.epoch, location.file_limits))
-            )
+            files = ChunkFiles(chunks, engine.epoch, location.file_limits)
+            yield StoredStreams(_mount(engine, files), location)
         finally:
             await engine.close()
     finally:

@@ -86,7 +86,12 @@ class Cursor:
         while not self.ended and gathering.has_room:
             if gathering.parts and not fill and not self._ahead:
                 break  # deliver what is gathered instead of waiting for storage
-            chunk = await self._peek()
+            try:
+                chunk = await self._peek()
+            except DataCorruptError:
+                if not gathering.parts:
+                    raise
+                break  # the next call raises it
             if chunk is None:
                 break
             if self._fits(chunk, gathering):
