@@ -267,6 +267,20 @@ async def test_a_log_stays_in_memory_until_the_snapshot_of_a_publisher_that_went
         await store.append(BASIN, "s", [Record(b"more")], fencing_token="mine")
 
 
+async def test_files_of_others_among_the_snapshots_are_left_alone(tmp_path: Path) -> None:
+    async with open_store(tmp_path.as_uri()) as store:
+        await prepared(store)
+        await publish(store, 4)
+    others = [tmp_path / "snapshots" / name for name in (".DS_Store", "backup/0001", "ff")]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"theirs")
+    async with open_store(tmp_path.as_uri()) as store:
+        await (await store._supervisor.mounted()).snapshots.sweep()
+        assert await content_of(store, 4) == b"state"
+    assert [path.read_bytes() for path in others] == [b"theirs"] * 3
+
+
 async def test_a_process_that_was_replaced_collects_no_blob_of_its_successor(bench: Bench) -> None:
     async with bench.store() as first:
         await prepared(first)

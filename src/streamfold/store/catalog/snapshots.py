@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 READ_PIECE = 1 << 20
 #: Snapshots kept per stream: the newest ones.
 SNAPSHOTS_KEPT = 16
+_FOLDER = re.compile(r"([0-9a-f]{16})/")
 
 
 class Digest(Protocol):
@@ -134,8 +136,12 @@ class SnapshotBlobs:
                 await self.store.delete(blob)
 
     async def streams(self) -> set[int]:
-        """Streams that have blobs."""
-        return {int(blob.partition("/")[0], 16) async for blob in self._blobs("")}
+        """Streams that have blobs; files of others are left alone."""
+        return {
+            int(match[1], 16)
+            async for blob in self._blobs("")
+            if (match := _FOLDER.match(blob)) is not None
+        }
 
     async def _blobs(self, prefix: str) -> AsyncIterator[str]:
         async for meta in self.store.list(prefix):
