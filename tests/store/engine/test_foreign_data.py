@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,25 @@ async def test_a_folder_of_s2_lite_is_refused_and_left_as_it_is(tmp_path: Path) 
     assert files(tmp_path) == before
     ended = Shell({})("serve", "--local-root", str(tmp_path / "lite"), "--port", "0", "--json")
     assert (ended.status, ended.error["code"]) == (1, "format_unsupported")
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+async def test_files_of_others_within_a_store_are_left_alone(
+    tmp_path: Path, power_cut: bool
+) -> None:
+    url = tmp_path.as_uri()
+    async with open_store(url) as store:
+        await store.create_basin("some-basin")
+    others = [tmp_path / folder / ".DS_Store" for folder in ("db/wal", "db/manifest", "chunks")]
+    for path in others:
+        path.write_bytes(b"theirs")
+    if power_cut:
+        marker = tmp_path / "db" / "restore-point"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"boot": "before"}))
+    async with open_store(url) as store:
+        await store.upkeep()
+        assert [basin.name for basin in (await store.list_basins()).items] == ["some-basin"]
+    assert [path.read_bytes() for path in others] == [b"theirs"] * 3
 
 
 async def test_a_store_is_not_taken_for_another_program(tmp_path: Path) -> None:

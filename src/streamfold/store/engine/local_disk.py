@@ -122,11 +122,11 @@ class LocalDisk:
 
     def _mark_new(self) -> None:
         """Write an empty restore point for a new database."""
-        if not _files(self._folder / "manifest"):
+        if not _numbered(self._folder / "manifest"):
             self._write_marker({"boot": self._boot, "manifest": 0, "wal": 0})
 
     def _go_back(self, manifest: int) -> None:
-        manifests = {_number(path): path for path in _files(self._folder / "manifest")}
+        manifests = {_number(path): path for path in _numbered(self._folder / "manifest")}
         if manifest and manifest not in manifests:
             raise DataCorruptError(
                 f"{self._folder} needs manifest {manifest} after a power cut, but it is missing: "
@@ -163,7 +163,7 @@ class LocalDisk:
         await asyncio.to_thread(self._set_aside_from, last)
 
     def _set_aside_from(self, number: int) -> None:
-        for path in _files(self._folder / "wal"):
+        for path in _numbered(self._folder / "wal"):
             if _number(path) >= number:
                 aside = self._folder / _SET_ASIDE
                 aside.mkdir(exist_ok=True)
@@ -191,7 +191,7 @@ class LocalDisk:
 
     def _sync_found(self) -> int:
         last = 0
-        for path in _files(self._folder / "wal"):
+        for path in _numbered(self._folder / "wal"):
             self._sync(path)
             last = max(last, _number(path))
         self._sync(self._folder / "wal")
@@ -310,7 +310,7 @@ class LocalDisk:
         self._sync(self._folder)
 
     def _delete_wal_below(self, number: int) -> None:
-        delete_slowly(path for path in _files(self._folder / "wal") if _number(path) < number)
+        delete_slowly(path for path in _numbered(self._folder / "wal") if _number(path) < number)
 
     def _wal_path(self, number: int) -> Path:
         return self._folder / "wal" / f"{number:020d}.sst"
@@ -343,6 +343,11 @@ def _files(folder: Path) -> list[Path]:
     if not folder.exists():
         return []
     return [path for path in folder.iterdir() if "#" not in path.name]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Log files, or manifests; files of other programs are left alone."""
+    return [path for path in _files(folder) if path.stem.isdecimal()]
 
 
 def _size(path: Path) -> int:
