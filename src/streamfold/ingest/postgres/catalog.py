@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -55,6 +55,8 @@ class Table:
     size_bytes: int
     #: Changes whenever the table leaves the publication and comes back; "" outside a publication.
     published: str = ""
+    #: See `table_marks`.
+    marks: tuple[str, ...] = ()
 
     @property
     def full_name(self) -> str:
@@ -95,6 +97,33 @@ def column_numbers(cursor: Any, table: str) -> dict[str, int]:
     """Return the numbers of columns by name; waits for no lock of the table."""
     cursor.execute(_NUMBERS, (table,))
     return dict(cursor.fetchall())
+
+
+def table_marks(cursor: Any, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return, by full name, marks of what PostgreSQL changes in tables without telling its log.
+
+    | mark | gone after |
+    |---|---|
+    | `t` | another table took the name |
+    | `k` | the key got other columns |
+    | `f` | the table was written anew: by ALTER TABLE, by VACUUM FULL and CLUSTER, or empty |
+    | `x` | a column was altered or added |
+    | `e`, one for each label of an enum | the label was renamed |
+    | `c`, one for each composite type | its attributes were changed |
+    | `p`, one for each partition | it was dropped, detached, emptied or written anew |
+    | `a` | a table that may have had rows was attached as a partition |
+    """
+    cursor.execute(_MARKS, (list(names),))
+    return {name: tuple(marks) for name, marks in cursor.fetchall()}
+
+
+def is_altered(noted: Iterable[str], found: Iterable[str]) -> bool:
+    """Return whether rows may look different than when the marks were noted, or are gone or new."""
+    gone = {mark[0] for mark in set(noted).difference(found)}
+    if "k" in gone and not any(mark[0] == "k" for mark in found):
+        gone.remove("k")  # between two statements that replace it, nothing but inserts can come
+    # VACUUM FULL changes no column, and most changes of columns leave the rows as they are.
+    return bool(gone - {"f", "x"}) or gone == {"f", "x"}
 
 
 def check_server(cursor: Any) -> None:
@@ -150,7 +179,9 @@ ORDER BY 1, 2
 _COLUMNS = """
 WITH RECURSIVE base AS (
     SELECT a.attnum, a.attname, a.attnotnull, a.attgenerated, a.atttypmod AS typmod,
-           a.atthasdef OR a.attidentity <> '' AS filled,
+           a.atthasdef OR a.atthasmissing OR a.attnotnull OR a.attidentity <> '' OR EXISTS (
+               SELECT FROM pg_partition_tree(a.attrelid) p JOIN pg_attribute m ON m.attrelid = p.relid
+               WHERE m.attname = a.attname AND m.atthasmissing) AS filled,
            format_type(a.atttypid, a.atttypmod) AS shown, t.oid, t.typtype, t.typbasetype, t.typtypmod
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
@@ -166,6 +197,65 @@ _NUMBERS = """
 SELECT a.attname, a.attnum FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname || '.' || c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_MARKS = """
+WITH RECURSIVE chosen AS (
+    SELECT c.oid, n.nspname || '.' || c.relname AS name, c.relfilenode, c.relkind, c.relreplident
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND n.nspname || '.' || c.relname = ANY (%s)
+), types AS (
+    SELECT c.oid AS relation, a.atttypid AS type
+    FROM chosen c JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE a.attnum > 0 AND NOT a.attisdropped
+  UNION
+    SELECT types.relation, part.type FROM types JOIN pg_type t ON t.oid = types.type
+    CROSS JOIN LATERAL (
+        SELECT t.typbasetype WHERE t.typbasetype <> 0
+      UNION ALL
+        SELECT t.typelem WHERE t.typelem <> 0
+      UNION ALL
+        SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+      UNION ALL
+        SELECT a.atttypid FROM pg_attribute a
+        WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) part (type)
+), parts AS (
+    SELECT c.oid AS relation, p.relid, l.relfilenode,
+           -- Its row in pg_inherits comes 3 commands after its first columns if it was created as a
+           -- partition, and 7 at least, or in a later transaction, if it was attached.
+           i.xmin <> a.xmin OR i.cmin::text::bigint > a.cmin::text::bigint + 4 AS attached
+    FROM chosen c CROSS JOIN LATERAL pg_partition_tree(c.oid) p
+    JOIN pg_class l ON l.oid = p.relid JOIN pg_inherits i ON i.inhrelid = p.relid
+    JOIN pg_attribute a ON a.attrelid = p.relid AND a.attname = 'tableoid'
+    WHERE p.relid <> c.oid
+), marks AS (
+    SELECT oid, 't' || oid FROM chosen
+  UNION ALL
+    SELECT oid, 'f' || relfilenode FROM chosen WHERE relkind = 'r'
+  UNION ALL
+    SELECT c.oid, 'k' || i.indkey::text || '/' || i.indnkeyatts
+    FROM chosen c JOIN pg_index i ON i.indrelid = c.oid
+    WHERE CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
+  UNION ALL
+    SELECT c.oid, 'x' || md5(string_agg(a.attnum || ':' || a.xmin, ' ' ORDER BY a.attnum))
+    FROM chosen c JOIN pg_attribute a ON a.attrelid = c.oid WHERE a.attnum > 0 GROUP BY c.oid
+  UNION ALL
+    SELECT types.relation, 'e' || e.oid || ' ' || e.enumlabel
+    FROM types JOIN pg_enum e ON e.enumtypid = types.type
+  UNION ALL
+    SELECT types.relation, 'c' || t.oid || ' '
+           || string_agg(a.attnum || ':' || a.atttypid, ' ' ORDER BY a.attnum)
+    FROM types JOIN pg_type t ON t.oid = types.type JOIN pg_attribute a ON a.attrelid = t.typrelid
+    WHERE a.attnum > 0 AND NOT a.attisdropped GROUP BY types.relation, t.oid
+  UNION ALL
+    SELECT relation, 'p' || relid || ':' || relfilenode FROM parts
+  UNION ALL
+    SELECT c.oid, 'a' || md5(coalesce(string_agg(p.relid::text, ' ' ORDER BY p.relid), ''))
+    FROM chosen c LEFT JOIN parts p ON p.relation = c.oid AND p.attached
+    WHERE c.relkind = 'p' GROUP BY c.oid
+)
+SELECT c.name, array_agg(m.mark) FROM chosen c JOIN marks m (oid, mark) ON m.oid = c.oid
+GROUP BY c.name
 """
 _KEY = """
 SELECT a.attname FROM pg_index i
@@ -195,7 +285,10 @@ def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
                 f"no table matches {full!r}: `streamfold ingest tables` lists those there are"
             )
         chosen.update((name, found[name]) for name in names)
-    return [_table(cursor, *row) for row in chosen.values()]
+    marks = table_marks(cursor, list(chosen))
+    return [
+        replace(_table(cursor, *row), marks=marks.get(name, ())) for name, row in chosen.items()
+    ]
 
 
 def _rows(cursor: Any) -> dict[str, Any]:
@@ -206,7 +299,9 @@ def _rows(cursor: Any) -> dict[str, Any]:
 def find_table(cursor: Any, name: str) -> Table | None:
     """Return the table with this full name, if there is one."""
     row = _rows(cursor).get(name)
-    return None if row is None else _table(cursor, *row)
+    if row is None:
+        return None
+    return replace(_table(cursor, *row), marks=table_marks(cursor, [name]).get(name, ()))
 
 
 def describe_tables(cursor: Any) -> Iterable[tuple[str, Table | str]]:

@@ -40,10 +40,12 @@ class TableNote(msgspec.Struct, frozen=True):
     published: str = ""
     #: In a stream of several tables: position of the first copy, once it is complete.
     copied: str = ""
+    #: See `table_marks`; none in notes of older versions.
+    marks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, table: Table, copied: str = "") -> TableNote:
-        return cls(table.key, table.columns, table.published, copied)
+        return cls(table.key, table.columns, table.published, copied, table.marks)
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -133,6 +135,12 @@ class Control:
         for table in tables:
             self.tables[table.full_name] = TableNote.of(table)
         await self.note(self.lsn)
+
+    def adopt_marks(self, table: Table) -> None:
+        """Keep the marks of a table whose note an older version wrote; `note` makes that durable."""
+        noted = self.tables[table.full_name]
+        if not noted.marks:
+            self.tables[table.full_name] = msgspec.structs.replace(noted, marks=table.marks)
 
     async def note_copied(self, table: str, lsn: str) -> None:
         """Note durably that the first copy of a table is complete."""

@@ -16,7 +16,13 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from streamfold.ingest.cancellation import raise_if_cancelled
 from streamfold.ingest.errors import CopyStaleError, SourceUnusableError
-from streamfold.ingest.postgres.catalog import Table, find_table, identifiers, shape
+from streamfold.ingest.postgres.catalog import (
+    Table,
+    find_table,
+    identifiers,
+    is_altered,
+    shape,
+)
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
 from streamfold.ingest.postgres.encoding.encoded_copy import (
@@ -119,7 +125,8 @@ async def copy_table(
 def _check_columns(database: Database, table: Table) -> None:
     """Raise CopyStaleError if COPY may have seen other types than those that its rows were read as.
 
-    A snapshot does not keep the types: COPY sees those of the moment when it locks the table.
+    A snapshot does not keep the types: COPY sees those of the moment when it locks the table. And it
+    sees no row of a table that was written anew after the snapshot.
     """
     with database.query() as cursor:
         found = find_table(cursor, table.full_name)
@@ -127,6 +134,8 @@ def _check_columns(database: Database, table: Table) -> None:
     # Columns that were added are not in the copy; the log declares them with their first change.
     if not shape(table.columns).items() <= now.items():
         raise CopyStaleError(table.full_name, "its columns changed during the copy")
+    if found is not None and is_altered(table.marks, found.marks):
+        raise CopyStaleError(table.full_name, "it was altered during the copy")
 
 
 class _Source(NamedTuple):

@@ -25,10 +25,12 @@ from streamfold.ingest.errors import (
 from streamfold.ingest.postgres.catalog import (
     Table,
     column_numbers,
+    is_altered,
     is_extension,
     is_replaced,
     row_query,
     shape,
+    table_marks,
 )
 from streamfold.ingest.postgres.change_batches import ChangeBatch, ChangeBatches, joined
 from streamfold.ingest.postgres.changes import ChangeRecords, TableRecord
@@ -61,6 +63,12 @@ logger = logging.getLogger(__name__)
 
 #: What a query of a table fails with that was changed after it was described.
 _UNDEFINED: Final = (psycopg2.errors.UndefinedColumn, psycopg2.errors.UndefinedTable)
+
+#: Why a table is copied again: see `table_marks`.
+_ALTERED: Final = (
+    "it, a type of its columns or a partition was altered, and PostgreSQL's log does not tell how rows "
+    "look now"
+)
 
 #: Bytes of records in a batch for all streams: a few appends of the largest size.
 _BATCH_BYTES: Final = 4 << 20
@@ -293,8 +301,9 @@ class Following:
             new[column.name] = (base, kept)
         with self._database.query() as cursor:
             replaced = is_replaced(noted.columns, column_numbers(cursor, name))
-        if replaced:
-            raise CopyStaleError(name, "its columns changed")
+            altered = is_altered(noted.marks, table_marks(cursor, [name]).get(name, ()))
+        if replaced or altered:
+            raise CopyStaleError(name, "its columns changed" if replaced else _ALTERED)
         if new == old:
             return None
         with self._database.query() as cursor:
@@ -303,7 +312,7 @@ class Following:
             raise CopyStaleError(name, "it left the publication")
         if new.items() <= old.items() and old == shape(table.columns):
             return None  # sent before the columns that are already noted were added
-        if not is_extension(old, new, table):
+        if is_altered(noted.marks, table.marks) or not is_extension(old, new, table):
             raise CopyStaleError(name, "its columns changed")
         self._tables[name] = table
         note = TableNote.of(table, noted.copied)
@@ -399,11 +408,14 @@ class Following:
         with self._database.query() as cursor:
             found = find_slot(cursor, slot)
             published = published_tables(cursor, self._publication)
+            marks = table_marks(cursor, list(self._declared))
         for name, noted in self._declared.items():
             if name not in published:
                 raise CopyStaleError(name, "it left the publication")
             if not is_same_mark(noted.published, published[name].mark):
                 raise CopyStaleError(name, "its publication was changed")
+            if is_altered(noted.marks, marks.get(name, ())):
+                raise CopyStaleError(name, _ALTERED)
         if found is None:
             return  # the connection that follows it will fail
         self._progress.lag_bytes = max(0, found.lag_bytes)

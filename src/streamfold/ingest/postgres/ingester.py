@@ -33,6 +33,7 @@ from streamfold.ingest.postgres.catalog import (
     Table,
     check_server,
     find_tables,
+    is_altered,
     is_extension,
     is_replaced,
     shape,
@@ -320,6 +321,8 @@ class PostgresIngest:
             if stale and stream.state is not None:
                 logger.warning("table %s is copied again", table.full_name)
                 again.append(table.full_name)
+            elif noted is not None:
+                control.adopt_marks(table)
         if again and self._options.one_stream:
             # Notes first: the next record of the stream hides what is there of other tables.
             control.forget_copies(again)
@@ -390,4 +393,5 @@ def _is_stale(stream: TableStream, noted: TableNote, table: Table) -> bool:
     cut = isinstance(stream.state, CopyPosition) and old != new
     published = is_same_mark(noted.published, table.published)
     replaced = is_replaced(noted.columns, {c.name: c.number for c in table.columns})
-    return cut or replaced or not published or not is_extension(old, new, table)
+    altered = is_altered(noted.marks, table.marks)
+    return cut or replaced or altered or not published or not is_extension(old, new, table)
