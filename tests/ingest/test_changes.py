@@ -210,6 +210,21 @@ async def test_partitions_are_one_table(database: str, s2: S2) -> None:
     assert rebuilt.table("id", "a") == [(101, "c"), (102, "a")]
 
 
+async def test_tables_that_inherit_are_others(database: str, s2: S2) -> None:
+    rebuilt = await ingested(
+        database,
+        s2,
+        [
+            "CREATE TABLE t (id int PRIMARY KEY, a text)",
+            "CREATE TABLE heir (PRIMARY KEY (id)) INHERITS (t)",
+            "INSERT INTO t VALUES (1, 'a')",
+            "INSERT INTO heir VALUES (2, 'b'), (3, 'c')",
+        ],
+        ["UPDATE t SET a = a || '!'", "DELETE FROM t WHERE id = 3"],
+    )
+    assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM ONLY t")
+
+
 async def test_a_transaction_says_where_it_ends_in_each_stream(database: str, s2: S2) -> None:
     rebuilt = await ingested(
         database,

@@ -57,6 +57,7 @@ class Table:
     published: str = ""
     #: See `table_marks`.
     marks: tuple[str, ...] = ()
+    partitioned: bool = False
 
     @property
     def full_name(self) -> str:
@@ -74,6 +75,11 @@ class Table:
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
+
+    @property
+    def own_rows(self) -> sql.Composable:
+        """What to select from: tables that inherit from this one are others, also in the log."""
+        return self.identifier if self.partitioned else sql.SQL("ONLY {}").format(self.identifier)
 
 
 def shape(columns: Iterable[Column]) -> dict[str, tuple[int, int]]:
@@ -163,7 +169,7 @@ def row_query(cursor: Any, table: Table, columns: Sequence[str], key: Sequence[s
     Its texts are those of the log; a cast to text makes others of some types, such as char(n).
     """
     query = sql.SQL("COPY (SELECT {} FROM {} WHERE ({}) = {}) TO STDOUT").format(
-        identifiers(columns), table.identifier, identifiers(table.key), key_values(table, key)
+        identifiers(columns), table.own_rows, identifiers(table.key), key_values(table, key)
     )
     return str(query.as_string(cursor))
 
@@ -324,12 +330,13 @@ def _table(
     size_bytes: int,
 ) -> Table:
     key = _key(cursor, schema, name, oid, identity)
-    if kind == "p":
+    partitioned = kind == "p"
+    if partitioned:
         _check_partitions(cursor, oid)
     cursor.execute(_COLUMNS, (oid,))
     generated = "s" if cursor.connection.server_version >= VERSION_GENERATED else ""
     columns = tuple(Column(*row) for *row, how in cursor.fetchall() if how in ("", generated))
-    return Table(schema, name, columns, key, rows, size_bytes)
+    return Table(schema, name, columns, key, rows, size_bytes, partitioned=partitioned)
 
 
 def _key(cursor: Any, schema: str, name: str, oid: int, identity: str) -> tuple[str, ...]:

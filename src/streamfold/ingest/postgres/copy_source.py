@@ -80,7 +80,7 @@ def copy_query(
         where = sql.SQL("WHERE ({}) > {} ").format(identifiers(table.key), key_values(table, after))
     query = sql.SQL("COPY (SELECT {} FROM {} {}ORDER BY {}) TO STDOUT").format(
         values,
-        table.identifier,
+        table.own_rows,
         where,
         identifiers(table.key),
     )
