@@ -19,7 +19,8 @@ with needing_extra("postgres"):
 
 T = TypeVar("T")
 
-#: So that values have one text form, whatever the database's own settings are; see `values`.
+#: So that values have one text form, whatever the database's own settings are; see `values`. Policies
+#: of rows, which the log does not know, are errors. Limits of the role do not suit copies of hours.
 _SETTINGS: Final = {
     "client_encoding": "UTF8",
     "datestyle": "ISO",
@@ -30,7 +31,13 @@ _SETTINGS: Final = {
     "xmloption": "content",
     "lc_monetary": "C",
     "search_path": "pg_catalog",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
 }
+#: The first version with `transaction_timeout`.
+_VERSION_LIMITED: Final = 170_000
 #: Seconds between two requests to end a statement.
 _CANCEL_AGAIN: Final = 0.2
 #: Milliseconds that a query waits for a lock. Meanwhile a session that follows changes sends no
@@ -69,6 +76,7 @@ class Database:
             given["password"] = password_file.read_text().rstrip("\n")
         settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
         given["options"] = " ".join([*options, given.get("options", ""), settings]).strip()
+        given["client_encoding"] = _SETTINGS["client_encoding"]
         given.setdefault("application_name", "streamfold ingest")
         given.setdefault("connect_timeout", str(_CONNECT_TIMEOUT))
         self._dsn = make_dsn(**_KEEPALIVE | given)
@@ -81,7 +89,7 @@ class Database:
         with named_failures(self.shown):
             connection = psycopg2.connect(self._dsn)
             connection.autocommit = True
-            return connection
+            return _set_up(connection)
 
     @contextmanager
     def query(self) -> Iterator[Any]:
@@ -100,7 +108,26 @@ class Database:
     def connect_replication(self) -> Any:
         """Open a connection that speaks the replication protocol too."""
         with named_failures(self.shown):
-            return psycopg2.connect(self._dsn, connection_factory=LogicalReplicationConnection)
+            return _set_up(
+                psycopg2.connect(self._dsn, connection_factory=LogicalReplicationConnection)
+            )
+
+
+def _set_up(connection: Any) -> Any:
+    """Set what the options of the connection string could not; the connection is closed if that fails.
+
+    libpq sends PGTZ and PGDATESTYLE after the options, and PostgreSQL takes the last.
+    """
+    settings = dict(_SETTINGS)
+    if connection.server_version >= _VERSION_LIMITED:
+        settings["transaction_timeout"] = "0"
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("; ".join(f"SET {name} = '{value}'" for name, value in settings.items()))
+    except psycopg2.Error:
+        connection.close()
+        raise
+    return connection
 
 
 async def interruptible(connection: Any, call: Callable[[], T]) -> T:
