@@ -71,6 +71,34 @@ def test_a_table_that_cannot_be_followed_is_refused_with_advice(
     assert advice in refused.value.message
 
 
+def test_two_tables_that_have_one_name_are_refused(database: str) -> None:
+    execute(database, 'CREATE SCHEMA a; CREATE TABLE a."b.c" (id int PRIMARY KEY)',
+            'CREATE SCHEMA "a.b"; CREATE TABLE "a.b".c (id int PRIMARY KEY)')  # fmt: skip
+    with (
+        Database(database).query() as cursor,
+        pytest.raises(SourceUnusableError, match=r"two tables have the name a\.b\.c"),
+    ):
+        find_tables(cursor, ["a.*"])
+
+
+async def test_names_may_have_any_characters(database: str, s2: S2) -> None:
+    execute(
+        database,
+        'CREATE DOMAIN "d{}%s" AS int',
+        'CREATE TABLE "t{}%s""ü" ("i""{}%s" "d{}%s" PRIMARY KEY, "a.b" text)',
+        'ALTER TABLE "t{}%s""ü" ALTER "a.b" SET STORAGE EXTERNAL',
+        """INSERT INTO "t{}%s""ü" VALUES (1, repeat('x', 10000))""",
+    )
+    chosen = replace(options(database, 't{}%s"ü'), publication="""p{}%s"ü'\\, x""")
+    async with ingesting(database, s2, chosen) as running:
+        await running.followed()
+        # The large value is read from the table, by the key.
+        execute(database, 'UPDATE "t{}%s""ü" SET "i""{}%s" = 2')
+        async with following(stream(s2, 'public.t{}%s"ü'), ['i"{}%s']) as until:
+            rebuilt = await until(lambda table: (2,) in table.rows)
+    assert rebuilt.table('i"{}%s', "a.b") == [(2, "x" * 10000)]
+
+
 def test_an_index_as_replica_identity_is_the_key(database: str) -> None:
     execute(
         database,

@@ -153,7 +153,7 @@ def key_values(table: Table, key: Sequence[str]) -> sql.Composable:
     """Return a key, given as text, as a row of typed values."""
     types = {column.name: column.source_type for column in table.columns}
     values = (
-        sql.SQL("CAST({} AS " + types[name] + ")").format(sql.Literal(text))
+        sql.SQL("CAST({} AS {})").format(sql.Literal(text), sql.SQL(types[name]))
         for name, text in zip(table.key, key, strict=True)
     )
     return sql.SQL("({})").format(sql.SQL(", ").join(values))
@@ -293,42 +293,47 @@ def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
         chosen.update((name, found[name]) for name in names)
     marks = table_marks(cursor, list(chosen))
     return [
-        replace(_table(cursor, *row), marks=marks.get(name, ())) for name, row in chosen.items()
+        replace(_table(cursor, name, row), marks=marks.get(name, ()))
+        for name, row in chosen.items()
     ]
 
 
 def _rows(cursor: Any) -> dict[str, Any]:
+    """Return tables by full name; None for a name that two have, as "a"."b.c" and "a.b"."c" do."""
     cursor.execute(_TABLES)
-    return {f"{row[0]}.{row[1]}": row for row in cursor.fetchall()}
+    found: dict[str, Any] = {}
+    for row in cursor.fetchall():
+        name = f"{row[0]}.{row[1]}"
+        found[name] = None if name in found else row
+    return found
 
 
 def find_table(cursor: Any, name: str) -> Table | None:
     """Return the table with this full name, if there is one."""
-    row = _rows(cursor).get(name)
-    if row is None:
+    rows = _rows(cursor)
+    if name not in rows:
         return None
-    return replace(_table(cursor, *row), marks=table_marks(cursor, [name]).get(name, ()))
+    return replace(
+        _table(cursor, name, rows[name]), marks=table_marks(cursor, [name]).get(name, ())
+    )
 
 
 def describe_tables(cursor: Any) -> Iterable[tuple[str, Table | str]]:
     """Yield every table by name: as it would be followed, or why it cannot be."""
     for name, row in _rows(cursor).items():
         try:
-            yield name, _table(cursor, *row)
+            yield name, _table(cursor, name, row)
         except SourceUnusableError as error:
             yield name, error.message
 
 
-def _table(
-    cursor: Any,
-    schema: str,
-    name: str,
-    oid: int,
-    kind: str,
-    identity: str,
-    rows: int,
-    size_bytes: int,
-) -> Table:
+def _table(cursor: Any, full_name: str, row: Any) -> Table:
+    if row is None:
+        raise SourceUnusableError(
+            f"two tables have the name {full_name}, because names may have dots: rename one of them, "
+            "or its schema"
+        )
+    schema, name, oid, kind, identity, rows, size_bytes = row
     key = _key(cursor, schema, name, oid, identity)
     partitioned = kind == "p"
     if partitioned:

@@ -87,9 +87,16 @@ class Replication:
     """A connection that follows a slot; opened by `Database.connect_replication`."""
 
     def __init__(self, connection: Any, slot: str, publication: str) -> None:
-        options = {"proto_version": "1", "publication_names": f'"{publication}"'}
+        # Not by psycopg2, which takes letters beyond ASCII for Latin-1: from version 18 on, PostgreSQL
+        # sends nothing of a publication that does not exist, and only warns.
+        slot, name = (text.replace('"', '""') for text in (slot, publication))
+        names = f'"{name}"'.replace("'", "''")
         self._cursor = connection.cursor()
-        self._cursor.start_replication(slot_name=slot, options=options, decode=False)
+        self._cursor.start_replication_expert(
+            f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 '
+            f"(proto_version '1', publication_names '{names}')",
+            decode=False,
+        )
         self._copying = CopyConnection(connection)
         #: What Python gathered.
         self._messages: list[bytes] = []
