@@ -134,3 +134,17 @@ async def test_a_key_that_gets_more_columns_ends_the_ingester(
         error = await running.failure()
     assert isinstance(error, SourceUnusableError)
     assert "the key of table public.t was (id) and is now (id, v)" in error.message
+
+
+async def test_changes_of_a_table_that_had_another_name_for_a_while_are_not_missed(
+    database: str, s2: S2
+) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)")
+    async with ingesting(database, s2, _options(database, "t")) as running:
+        await running.followed()
+        execute(database, "BEGIN; INSERT INTO t VALUES (1); ALTER TABLE t RENAME TO other;"
+                "INSERT INTO other VALUES (2); ALTER TABLE other RENAME TO t; COMMIT",
+                "INSERT INTO t VALUES (3)")  # fmt: skip
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda table: (3,) in table.rows)
+    assert rebuilt.table("id") == [(1,), (2,), (3,)]

@@ -58,6 +58,8 @@ class Table:
     #: See `table_marks`.
     marks: tuple[str, ...] = ()
     partitioned: bool = False
+    #: The number that PostgreSQL gave it; None if it is not known.
+    oid: int | None = None
 
     @property
     def full_name(self) -> str:
@@ -341,7 +343,7 @@ def _table(cursor: Any, full_name: str, row: Any) -> Table:
     cursor.execute(_COLUMNS, (oid,))
     generated = "s" if cursor.connection.server_version >= VERSION_GENERATED else ""
     columns = tuple(Column(*row) for *row, how in cursor.fetchall() if how in ("", generated))
-    return Table(schema, name, columns, key, rows, size_bytes, partitioned=partitioned)
+    return Table(schema, name, columns, key, rows, size_bytes, partitioned=partitioned, oid=oid)
 
 
 def _key(cursor: Any, schema: str, name: str, oid: int, identity: str) -> tuple[str, ...]:

@@ -100,8 +100,9 @@ class ChangeRecords:
     on_columns: Callable[[str, Relation], bytes | None]
     #: Whether all tables have one stream.
     one_stream: bool = False
-    #: All that are followed, by name.
+    #: All that are followed, by name; and those whose number is known, by it.
     tables: dict[str, FollowedTable] = field(default_factory=dict)
+    numbered: dict[int, FollowedTable] = field(default_factory=dict)
     #: By the number that PostgreSQL gave it; None for a table that is not followed.
     relations: dict[int, FollowedTable | None] = field(default_factory=dict)
     #: How often `tables`, `relations`, or how their rows are encoded, changed.
@@ -116,10 +117,17 @@ class ChangeRecords:
     #: Microseconds since 1970: when that transaction was committed.
     committed_at: int = 0
 
-    def follow(self, table: str, key: Iterable[str], lsn: int, index: int) -> None:
-        """Follow a table, whose stream has everything up to this position."""
+    def follow(
+        self, table: str, key: Iterable[str], lsn: int, index: int, oid: int | None = None
+    ) -> None:
+        """Follow a table, whose stream has everything up to this position.
+
+        By `oid`, PostgreSQL's number, it is followed also while it has another name.
+        """
         stream = self.shared if self.one_stream else OpenStream()
-        self.tables[table] = FollowedTable(table, tuple(key), stream, (lsn, index))
+        followed = self.tables[table] = FollowedTable(table, tuple(key), stream, (lsn, index))
+        if oid is not None:
+            self.numbered[oid] = followed
         self.described += 1
 
     @property
@@ -156,7 +164,10 @@ class ChangeRecords:
                     yield from self._row(relation, event)
 
     def _relation(self, event: Relation) -> None:
-        table = self.tables.get(f"{event.schema}.{event.name}")
+        table = self.numbered.get(event.id)
+        if table is None:
+            named = self.tables.get(f"{event.schema}.{event.name}")
+            table = named if named not in self.numbered.values() else None
         self.relations[event.id] = table
         if table is not None:
             table.relation, table.encoder = event, None

@@ -211,7 +211,7 @@ class PostgresIngest:
             state = streams[table.full_name].state
             assert isinstance(state, Position)  # noqa: S101 - the copy is complete
             lsn = parse_lsn(state.lsn)
-            following.changes.follow(table.full_name, table.key, lsn, state.index)
+            following.changes.follow(table.full_name, table.key, lsn, state.index, table.oid)
         await following.run(options.slot, options.heartbeat, options.silence)
 
     def _prepare(self) -> list[Table]:
