@@ -46,6 +46,11 @@ def options(database: str, *tables: str) -> IngestOptions:
     ("statements", "advice"),
     [
         (["CREATE TABLE t (id int)"], r'ALTER TABLE "public"."t" ADD PRIMARY KEY'),
+        # PostgreSQL would refuse every update and delete of the table once it is published.
+        (
+            ["CREATE TABLE t (id int PRIMARY KEY DEFERRABLE)"],
+            "no primary key that is not DEFERRABLE",
+        ),
         (
             ["CREATE TABLE t (id int PRIMARY KEY)", "ALTER TABLE t REPLICA IDENTITY NOTHING"],
             r'ALTER TABLE "public"."t" REPLICA IDENTITY DEFAULT',

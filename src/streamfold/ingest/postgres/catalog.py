@@ -269,7 +269,7 @@ _KEY = """
 SELECT a.attname FROM pg_index i
 CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, n)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = %s AND {which} ORDER BY k.n
+WHERE i.indrelid = %s AND i.indimmediate AND {which} ORDER BY k.n
 """
 _BARE_PARTITIONS = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
@@ -360,8 +360,8 @@ def _key(cursor: Any, schema: str, name: str, oid: int, identity: str) -> tuple[
     key = tuple(column for (column,) in cursor.fetchall())
     if not key:
         raise SourceUnusableError(
-            f"table {shown} has no primary key, so its rows cannot be told apart: run ALTER TABLE "
-            f"{quoted} ADD PRIMARY KEY (…), or, with a unique index on columns that are NOT NULL, "
+            f"table {shown} has no primary key that is not DEFERRABLE, so its rows cannot be told apart "
+            f"at any moment: run ALTER TABLE {quoted} ADD PRIMARY KEY (…), or, with a unique index on columns that are NOT NULL, "
             f"ALTER TABLE {quoted} REPLICA IDENTITY USING INDEX …"
         )
     return key
