@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
 from s2_sdk import S2
@@ -18,10 +19,12 @@ from streamfold.ingest import (
     SourceUnavailableError,
     SourceUnusableError,
 )
-from streamfold.ingest.postgres.catalog import find_tables
+from streamfold.ingest.postgres.catalog import Column, Table, find_tables
 from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.control import Control
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
+from streamfold.ingest.postgres.slot import System
 from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.streams import BasinStreams
 from streamfold.ingest.table_stream import Position, TableStream, change_headers
@@ -262,6 +265,30 @@ async def test_a_stream_with_records_of_others_is_refused() -> None:
     await client.append([Record(b"hello")])
     with pytest.raises(ForeignStreamError, match="record 0 of stream 'orders'"):
         await TableStream(client, "one").take()
+
+
+@pytest.mark.parametrize("tables", [1, 2000])
+async def test_notes_of_many_tables_are_found_again(tables: int) -> None:
+    client, system = MemoryStream(), System("7", 1, {})
+    columns = tuple(Column(f"column {n}", 23, -1, True, "integer") for n in range(50))
+    stream = TableStream(client, "one")
+    await stream.take()
+    control = Control(stream, system, "slot", "publication")
+    await control.note_columns(
+        *(Table("public", f"t{n}", columns, ("column 0",), 0, 0) for n in range(tables))
+    )
+    again = TableStream(client, "two")
+    await again.take()
+    assert Control(again, system, "slot", "publication").tables == control.tables
+
+
+async def test_notes_that_no_record_holds_are_refused() -> None:
+    stream = TableStream(MemoryStream(), "one")
+    await stream.take()
+    control = Control(stream, System("7", 1, {}), "slot", "publication")
+    columns = tuple(Column(token_hex(32), 23, -1, True, "integer") for _ in range(30_000))
+    with pytest.raises(SourceUnusableError, match="name fewer tables"):
+        await control.note_columns(Table("public", "t", columns, (), 0, 0))
 
 
 READER = (

@@ -360,8 +360,9 @@ def _key(cursor: Any, schema: str, name: str, oid: int, identity: str) -> tuple[
     key = tuple(column for (column,) in cursor.fetchall())
     if not key:
         raise SourceUnusableError(
-            f"table {shown} has no primary key that is not DEFERRABLE, so its rows cannot be told apart "
-            f"at any moment: run ALTER TABLE {quoted} ADD PRIMARY KEY (…), or, with a unique index on columns that are NOT NULL, "
+            f"table {shown} has no primary key that is not DEFERRABLE, so its rows cannot be told "
+            f"apart at any moment: run ALTER TABLE {quoted} ADD PRIMARY KEY (…), or, with a unique "
+            "index on columns that are NOT NULL, "
             f"ALTER TABLE {quoted} REPLICA IDENTITY USING INDEX …"
         )
     return key

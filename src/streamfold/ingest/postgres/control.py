@@ -7,6 +7,7 @@ changes may be missing.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 
 import msgspec
@@ -25,10 +26,14 @@ from streamfold.ingest.table_stream import (
     table_of,
 )
 from streamfold.model.positions import U64_MAX
-from streamfold.model.records import Record, trim_record
+from streamfold.model.records import BATCH_BYTES_MAX, Record, trim_record
 
 #: Records after which those before are trimmed: only the last one counts.
 _TRIM_AFTER = 1000
+#: Bytes of JSON above which a note is compressed, as zlib does it, and of a note at most: a record with
+#: its headers, and one that trims, are one append.
+_PLAIN_BYTES = 512 << 10
+_NOTE_BYTES = BATCH_BYTES_MAX - 1024
 
 
 class TableNote(msgspec.Struct, frozen=True):
@@ -67,6 +72,10 @@ class Note(msgspec.Struct, frozen=True):
     position: tuple[str, int] | None = None
 
 
+def _decoded(body: bytes) -> Note:
+    return msgspec.json.decode(body if body[:1] == b"{" else zlib.decompress(body), type=Note)
+
+
 class Control:
     """Notes for one slot; `stream` is taken."""
 
@@ -87,7 +96,7 @@ class Control:
         )
         self._written = 0
         last = stream.last
-        self.found = None if last is None else msgspec.json.decode(last.body, type=Note)
+        self.found = None if last is None else _decoded(last.body)
         #: The position of the last note.
         self.lsn = parse_lsn(self.found.lsn) if self.found else Lsn(0)
         self.tables = dict(self.found.tables) if self.found else {}
@@ -169,12 +178,24 @@ class Control:
         note = msgspec.structs.replace(
             self._note, lsn=lsn_text(lsn), tables=self.tables, position=self.position
         )
-        records = [Record(msgspec.json.encode(note), change_headers(note.lsn, 0))]
+        records = [Record(self._encoded(note), change_headers(note.lsn, 0))]
         self._written += 1
         if self._written % _TRIM_AFTER == 1:
             records.insert(0, trim_record(self._stream.next_seq_num))
         await self._stream.append(records)
         self.lsn = lsn
+
+    def _encoded(self, note: Note) -> bytes:
+        body = msgspec.json.encode(note)
+        if len(body) <= _PLAIN_BYTES:
+            return body
+        packed = zlib.compress(body, level=1)
+        if len(packed) > _NOTE_BYTES:
+            raise SourceUnusableError(
+                f"the columns of {len(note.tables)} tables take {len(packed)} bytes in a note, which "
+                f"may have {_NOTE_BYTES}: name fewer tables, and the others for another --slot"
+            )
+        return packed
 
     def check_database(self) -> None:
         """Raise if the streams belong to another database cluster."""
