@@ -307,6 +307,26 @@ def test_a_row_that_no_record_can_hold_is_named() -> None:
         written_by_kernel(run, writer, changes, Outcome())
 
 
+def test_an_update_leaves_out_the_row_as_it_was_if_both_exceed_a_record() -> None:
+    source = Messages(0)
+    briefs = []
+    for length in (*range(524_000, 524_288, 24), 600_000):
+        text = b"t" + struct.pack(">I", length) + b"z" * length
+        row = b"\0\5t\0\0\0\0011" + text + b"nnn"
+        update = b"U" + struct.pack(">I", 7) + b"O" + row + b"N" + row
+        messages = [
+            *(source.relation(*relation) for relation in TABLES),
+            *transaction(text_insert(b"x"), update, text_insert(b"y")),
+        ]
+        plain = one_by_one(messages, made(one_stream=False))
+        assert by_kernel(messages, made(one_stream=False), 1, [3]).records == plain.records
+        change = plain.records["public.a"][-1]
+        assert metered_size(change) <= BATCH_BYTES_MAX
+        briefs.append(b'"before"' not in change.body)
+    assert briefs == sorted(briefs)
+    assert {*briefs} == {False, True}
+
+
 def test_a_text_that_is_not_utf8_is_named() -> None:
     changes = made(one_stream=False)
     run = Run.of(transaction(text_insert(b"caf\xe9")))

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from streamfold.errors import MalformedError
+from streamfold.ingest.errors import RowTooLargeError
 from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
@@ -57,6 +58,8 @@ class HeldChange:
     body: bytes
     row: Row
     index: int
+    #: The body without the row as it was, which no reader needs, if it has that.
+    brief: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -187,20 +190,22 @@ class ChangeRecords:
     ) -> HeldChange:
         """Encode a change, which is complete but for its transaction."""
         row: Row = ()
+        brief: bytes | None = None
         match event:
             case Insert():
                 row = event.new
                 body = b'%s,"after":%s' % (encoder.opening(b"c"), encoder.image(row))
             case Update():
-                body, row = self._update(encoder, event)
+                body, brief, row = self._update(encoder, event)
             case Delete():
                 row = event.old or event.key or ()
                 body = b'%s,"key":%s' % (encoder.opening(b"d"), encoder.key_image(row))
             case Truncate():
                 body = encoder.opening(b"t")
-        return HeldChange(table, encoder, body, row, index)
+        return HeldChange(table, encoder, body, row, index, brief)
 
-    def _update(self, encoder: RowEncoder, event: Update) -> tuple[bytes, Row]:
+    def _update(self, encoder: RowEncoder, event: Update) -> tuple[bytes, bytes | None, Row]:
+        """Return the body, that without the row as it was, and the row."""
         row, old = event.new, event.old
         if old is not None:
             encoder.check_length(row)
@@ -211,12 +216,11 @@ class ChangeRecords:
             row = self._filled(encoder, event.key, row)
         key = encoder.key_image(event.key or old or row)
         body = b'%s,"key":%s,"after":%s' % (encoder.opening(b"u"), key, encoder.image(row))
-        if old is not None:
-            body += b',"before":%s' % encoder.image(old)
         unchanged = encoder.unchanged(row)
-        if unchanged:
-            body += b',"unchanged":%s' % msgspec.json.encode(unchanged)
-        return body, row
+        end = b',"unchanged":%s' % msgspec.json.encode(unchanged) if unchanged else b""
+        if old is None:
+            return body + end, None, row
+        return b'%s,"before":%s%s' % (body, encoder.image(old), end), body + end, row
 
     def _filled(self, encoder: RowEncoder, key: Row, row: Row) -> Row:
         """Return the row with the values that PostgreSQL did not send and that readers do not know.
@@ -272,8 +276,14 @@ class ChangeRecords:
     def _record(begin: Begin, held: HeldChange, *, last: bool) -> TableRecord:
         lsn = lsn_text(begin.commit_lsn)
         end = b',"last":true' if last else b""
-        body = b'%s,"txn":{"id":"%s"%s}}' % (held.body, lsn.encode(), end)
+        txn = b',"txn":{"id":"%s"%s}}' % (lsn.encode(), end)
         held.table.position = (begin.commit_lsn, held.index)
         headers = change_headers(lsn, held.index)
-        made = held.encoder.record(body, held.row, headers, begin.milliseconds)
+        make, row = held.encoder.record, held.row
+        try:
+            made = make(held.body + txn, row, headers, begin.milliseconds)
+        except RowTooLargeError:
+            if held.brief is None:
+                raise
+            made = make(held.brief + txn, row, headers, begin.milliseconds)
         return TableRecord(held.table.name, made)
