@@ -168,6 +168,7 @@ async def published(folder: Path) -> list[Any]:
     [
         (["CREATE TABLE t (a int)"], ("--table", "t"), "has no primary key"),
         ([], ("--table", "t"), "no table matches 'public.t'"),
+        (['CREATE TABLE "t#1" (a int PRIMARY KEY)'], ("--table", "t*"), "has # in its name"),
         (["CREATE TABLE t (a int PRIMARY KEY)"], ("--table", "t", "--to", "ftp://x"), "not a folder"),
     ],
 )  # fmt: skip
@@ -186,6 +187,17 @@ def test_what_cannot_be_published_is_said_before_anything_starts(
     assert expected in failed.stderr
     assert failed.stderr.count("\n") == 1
     assert not state.exists()
+
+
+def test_once_ends_although_the_snapshotter_gave_a_table_up(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    archive = tmp_path / "archive" / "public.orders"
+    archive.mkdir(parents=True)
+    (archive / "manifest.json").write_text("{}")
+    failed = shell(*arguments(orders, tmp_path), "--once")
+    assert failed.status == 1
+    assert "table public.orders is stopped: manifest_version" in failed.error["message"]
 
 
 def test_an_error_of_a_part_that_no_restart_corrects_ends_the_command(

@@ -22,6 +22,8 @@ _REMOTE: Final = {"s3": ("s3", "bucket"), "gs": ("gcs", "bucket"), "az": ("azure
 #: Where the parts listen if they are run from files; those of `publish` itself take free ports.
 _SERVER_PORT, _STATUS_PORT = 8080, 8081
 _HOST = "127.0.0.1"
+#: What cannot be in the name of an archive's folder, because it is part of a URL.
+_NOT_IN_FOLDERS: Final = frozenset("/#?%")
 #: Formats of bases and diffs by layout; Laredo's reader knows one that both have.
 _FORMATS: Final = {
     STREAMFOLD.name: '{ snapshot = ["parquet"], diff = ["jsonl"] }',
@@ -98,10 +100,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         for table in self.tables:
-            if "/" in table.full_name:
+            if found := _NOT_IN_FOLDERS.intersection(table.full_name):
                 raise InvalidError(
-                    f"table {table.full_name!r} has a slash in its name, which cannot name the folder "
-                    "of its archive: run ingest and the snapshotter with a key_prefix instead"
+                    f"table {table.full_name!r} has {' and '.join(sorted(found))} in its name, which "
+                    "cannot name the folder of its archive: run ingest and the snapshotter with a "
+                    "key_prefix instead"
                 )
 
     @property

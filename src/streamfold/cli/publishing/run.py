@@ -19,6 +19,7 @@ from s2_sdk import S2, BasinConfig, S2Error, StreamConfig
 from streamfold.archive.write.layout import LAYOUTS
 from streamfold.cli.connection import open_basin, open_client
 from streamfold.cli.errors_from_s2 import failure_from_s2
+from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.publishing.part import Part
 from streamfold.cli.publishing.plan import Plan
 from streamfold.cli.publishing.status import Screen, SlotWatch, StatusBoard
@@ -229,20 +230,32 @@ class PublishRun:
             self._recopy = False
 
     async def _is_done(self, until: Lsn | None) -> bool:
-        """Return whether the snapshotter has read everything that the database had at `until`."""
+        """Return whether the snapshotter has read everything that the database had at `until`.
+
+        Raises VerbFailedError if it has given up a table, when it has read the others.
+        """
         statuses = self._board.statuses()
         if until is None or self._board.confirmed < until or not statuses:
             return False
-        if any(not status.ready for status in statuses.values()):
+        left = {name: found for name, found in statuses.items() if not found.state.is_final}
+        if any(not status.ready for status in left.values()):
             return False
         try:
             async with self._client() as client:
                 basin = open_basin(client, self._plan.basin)
-                names = [table.full_name for table in self._plan.tables]
-                tails = {name: (await basin.stream(name).check_tail()).seq_num for name in names}
+                tails = {name: (await basin.stream(name).check_tail()).seq_num for name in left}
         except S2Error:
             return False  # the server is being started again
-        return all((statuses[name].position or 0) >= tail - 1 for name, tail in tails.items())
+        if any((left[name].position or 0) < tail - 1 for name, tail in tails.items()):
+            return False
+        for name, status in statuses.items():
+            if status.state.is_final and (error := status.last_error) is not None:
+                raise VerbFailedError(
+                    error.code,
+                    f"snapshotter: table {name} is {status.state}: {error.message} "
+                    f"(log: {self._plan.log('snapshotter')})",
+                )
+        return True
 
     async def _stop_parts(self) -> None:
         """Stop the parts in order; raises the first error of one that could not end cleanly."""
