@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 import ssl
@@ -17,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg2
 import pytest
@@ -26,10 +28,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 from s2_sdk import S2
 
-from streamfold.ingest import SourceUnusableError
+from streamfold.ingest import SourceUnavailableError, SourceUnusableError
 from streamfold.ingest.postgres import slot
 from streamfold.ingest.postgres.catalog import check_server
-from streamfold.ingest.postgres.connection import Database
+from streamfold.ingest.postgres.connection import Database, interruptible
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.progress import serve_metrics
 from tests.ingest.ingesting import ingesting, stream
@@ -297,6 +299,28 @@ async def test_an_ingester_that_waits_for_a_transaction_to_end_can_be_stopped(
         async with ingesting(database, s2, options(database, "t")), asyncio.timeout(60):
             await asyncio.to_thread(wait_for_rows, database, waiting)
         assert not execute(database, waiting)
+
+
+async def test_a_call_that_is_ended_on_request_is_not_reported_as_forgotten() -> None:
+    """asyncio would print its error, with a traceback, when the task is collected."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    asked = threading.Event()
+
+    def call() -> None:
+        asked.wait(30)
+        raise SourceUnavailableError("the statement was cancelled")
+
+    async def cancelled() -> None:
+        calling = asyncio.create_task(interruptible(SimpleNamespace(cancel=asked.set), call))
+        await asyncio.sleep(0.1)
+        calling.cancel()
+        await asyncio.wait({calling})
+        assert calling.cancelled()
+
+    await cancelled()
+    gc.collect()
+    assert reported == []
 
 
 async def test_an_ingester_begins_again_until_the_database_is_back(database: str, s2: S2) -> None:

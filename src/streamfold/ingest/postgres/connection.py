@@ -140,6 +140,7 @@ async def interruptible(connection: Any, call: Callable[[], T]) -> T:
             # Again and again: a request that comes before the statement has no effect.
             connection.cancel()
             await asyncio.wait({calling}, timeout=_CANCEL_AGAIN)
+        calling.exception()  # the end that was asked for; asyncio would report it as forgotten
         raise
 
 
