@@ -1,4 +1,4 @@
-"""Appends of one connection get their slots in the order of arrival, whatever their size."""
+"""Appends of one connection get their slots in the order in which their bodies have arrived."""
 
 from __future__ import annotations
 

@@ -58,12 +58,14 @@ def publication(seq_num: int, blob: bytes = b"state", **changes: Any) -> Publica
     return replace(new, **changes)
 
 
-async def publish(store: StreamStore, seq_num: int, blob: bytes = b"state") -> Snapshot:
-    return await store.durable.publish(BASIN, "s", publication(seq_num, blob))
+async def publish(
+    store: StreamStore, seq_num: int, blob: bytes = b"state", stream: str = "s"
+) -> Snapshot:
+    return await store.durable.publish(BASIN, stream, publication(seq_num, blob))
 
 
-async def content_of(store: StreamStore, seq_num: int) -> bytes:
-    snapshot = await store.durable.snapshot(BASIN, "s", seq_num)
+async def content_of(store: StreamStore, seq_num: int, stream: str = "s") -> bytes:
+    snapshot = await store.durable.snapshot(BASIN, stream, seq_num)
     assert snapshot is not None
     async with aclosing(store.durable.snapshot_pieces(snapshot)) as pieces:
         return b"".join([piece async for piece in pieces])
@@ -279,6 +281,31 @@ async def test_files_of_others_among_the_snapshots_are_left_alone(tmp_path: Path
         await (await store._supervisor.mounted()).snapshots.sweep()
         assert await content_of(store, 4) == b"state"
     assert [path.read_bytes() for path in others] == [b"theirs"] * 3
+
+
+async def test_a_sweep_of_many_streams_lists_the_blobs_once(
+    store: StreamStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        await create(store, name, b"0", b"1")
+        await publish(store, 1, stream=name)
+    mounted = await store._supervisor.mounted()
+    blobs, asked = mounted.snapshots.blobs, list[str]()
+    listing = blobs.store.list
+
+    def counted(prefix: str = "") -> AsyncIterator[BlobMeta]:
+        asked.append(prefix)
+        return listing(prefix)
+
+    left = [f"{folder:016x}/{1:020d}-left" for folder in (1, 2, 0xFFFF)]
+    for blob in left:
+        await blobs.store.put(blob, b"no row names it")
+    monkeypatch.setattr(blobs.store, "list", counted)
+    await mounted.snapshots.sweep()
+    assert asked == [""]
+    assert not set(left) & {meta.key async for meta in listing()}
+    for name in ("a", "b", "c"):
+        assert await content_of(store, 1, stream=name) == b"state"
 
 
 async def test_a_process_that_was_replaced_collects_no_blob_of_its_successor(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import logging
 import re
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -125,9 +125,9 @@ class SnapshotBlobs:
                     )
                 yield piece
 
-    async def idle(self, stream_id: int) -> list[str]:
-        """The stream's blobs that are not being written or read."""
-        return [blob async for blob in self._blobs(_folder(stream_id)) if blob not in self._used]
+    def idle(self, blobs: Iterable[str]) -> list[str]:
+        """Those of `blobs` that are not being written or read."""
+        return [blob for blob in blobs if blob not in self._used]
 
     async def delete(self, blobs: Iterable[str]) -> None:
         """Delete those of `blobs` that are still not being read."""
@@ -135,17 +135,26 @@ class SnapshotBlobs:
             if blob not in self._used:
                 await self.store.delete(blob)
 
-    async def streams(self) -> set[int]:
-        """Streams that have blobs; files of others are left alone."""
-        return {
-            int(match[1], 16)
-            async for blob in self._blobs("")
-            if (match := _FOLDER.match(blob)) is not None
-        }
+    async def of(self, stream_id: int) -> list[str]:
+        """The blobs of one stream."""
+        return [meta.key async for meta in self.store.list(_folder(stream_id))]
 
-    async def _blobs(self, prefix: str) -> AsyncIterator[str]:
-        async for meta in self.store.list(prefix):
-            yield meta.key
+    async def by_stream(self) -> AsyncGenerator[tuple[int, list[str]]]:
+        """Yield each stream that has blobs, with all of them; files of others are left alone.
+
+        One listing for all: with one for each stream, thousands of streams would take minutes.
+        """
+        stream_id, blobs = 0, list[str]()
+        async for meta in self.store.list():
+            if (match := _FOLDER.match(meta.key)) is None:
+                continue
+            if (found := int(match[1], 16)) != stream_id and blobs:
+                yield stream_id, blobs
+                blobs = []
+            stream_id = found
+            blobs.append(meta.key)
+        if blobs:
+            yield stream_id, blobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +269,7 @@ class StreamSnapshots:
         if gone:
             ops: list[Op] = [(keys.snapshot(log.id, s.seq_num), None) for s in gone]
             await self.mount.committer.write(ops)
-            await self._collect(log.id)
+            await self._collect(log.id, await self.blobs.of(log.id))
 
     async def forget(self, stream_id: int) -> None:
         """Remove everything of a stream that is deleted."""
@@ -268,20 +277,21 @@ class StreamSnapshots:
         if known:
             ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in known]
             await self.mount.committer.write(ops)
-            await self._collect(stream_id)
+            await self._collect(stream_id, await self.blobs.of(stream_id))
 
     async def sweep(self) -> None:
         """Delete blobs that a crash left behind."""
-        for stream_id in await self.blobs.streams():
-            await self._collect(stream_id)
+        async with aclosing(self.blobs.by_stream()) as found:
+            async for stream_id, blobs in found:
+                await self._collect(stream_id, blobs)
 
-    async def _collect(self, stream_id: int) -> None:
-        """Delete the stream's blobs that have no row; WriterFencedError after a takeover.
+    async def _collect(self, stream_id: int, blobs: Sequence[str]) -> None:
+        """Delete those of the stream's blobs that have no row; WriterFencedError after a takeover.
 
         Blobs are listed before rows: by then the writer of an idle blob has committed or failed. A
         process that has taken over writes rows that this one does not see.
         """
-        idle = await self.blobs.idle(stream_id)
+        idle = self.blobs.idle(blobs)
         kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
         if unused := [blob for blob in idle if blob not in kept]:
             await self.mount.engine.check()
