@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive import ArchiveWriter, Destination, Manifest, Mirrors, TableSchema
+from streamfold.archive.buckets import bucket_numbers
 from streamfold.archive.formats import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.snapshotter.spark.tasks.fold import mark_bucketing
-from streamfold.spark.buckets import bucket_numbers
 
 #: Rows in a batch as they are made.
 ARRIVING = 50_000

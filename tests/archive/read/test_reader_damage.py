@@ -19,7 +19,11 @@ from streamfold.archive import (
     ManifestVersionError,
     TableSchema,
 )
+from streamfold.archive.buckets import bucket_numbers
+from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.formats import FORMATS, format_of
+from streamfold.archive.manifest.positions import SEQ_NUM
+from streamfold.archive.write.artifacts import write_part
 from streamfold.errors import BlobUnavailableError, StreamfoldError
 from tests.archive.reading import HISTORY, folder_at, reopened, state_at, write_history
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
@@ -283,3 +287,58 @@ async def test_verification_says_when_no_hash_is_known(tmp_path: Path) -> None:
     edit_manifest(tmp_path, without_hashes)
     found = await (await reopened(tmp_path)).verify()
     assert (found.ok, found.unhashed) == (True, 6)
+
+
+def by_hash(keys: range, count: int) -> dict[int, list[int]]:
+    numbers = bucket_numbers([pa.array(keys, pa.int64())], count)
+    return {bucket: [k for k, n in zip(keys, numbers) if n == bucket] for bucket in range(count)}
+
+
+def of_our_hash(manifest: Any) -> None:
+    for artifact in manifest["artifacts"]:
+        for files in artifact["formats"].values():
+            for part in files["parts"]:
+                part["bucketing"] = "splitmix64"
+
+
+async def write_buckets(folder: Path, base: dict[int, list[int]], diff: dict[int, list[int]]) -> None:
+    formats = [format_of(name) for name in FORMATS.ids()]
+    destination = folder_at(folder)
+    writer = await open_writer(destination, formats=formats)
+    parts = {bucket: rows(dict.fromkeys(keys, "a")) for bucket, keys in base.items()}
+    await writer.write_base(parts, "1", reason="first")
+    plan = writer.plan_diff("1", "2")
+    written = []
+    for bucket, keys in diff.items():
+        first = [("TRUNCATE", None, None)] if bucket == 0 else []
+        found = changes(*first, *(("INSERT", key, "b") for key in keys))
+        mirrors = Mirrors([destination], SEQ_NUM)
+        written.append(await write_part(plan, found, mirrors, bucket=bucket))
+    await writer.commit_diff(plan, written)
+
+
+async def test_verification_finds_keys_in_the_bucket_of_others(tmp_path: Path) -> None:
+    right, few = by_hash(range(100), 4), by_hash(range(100), 2)
+    wrong = {0: few[0], 1: few[1], 2: [], 3: []}
+    for name, base, diff in (("right", right, right), ("base", wrong, right), ("diff", right, few)):
+        await write_buckets(tmp_path / name, base, diff)
+        # Without a hash by name, any file may hold any key.
+        assert (await (await reopened(tmp_path / name)).verify()).ok
+        edit_manifest(tmp_path / name, of_our_hash)
+    found = await (await reopened(tmp_path / "right")).verify()
+    assert (found.ok, found.rows) == (True, 201 * len(FORMATS.ids()))
+    for name in ("base", "diff"):
+        found = await (await reopened(tmp_path / name)).verify()
+        assert len(found.problems) == 2 * len(FORMATS.ids())
+        held, own = len(few[0]), len(right[0])
+        assert f"of bucket 0 of 4 holds {held - own} rows of other buckets" in str(
+            found.problems[0].problem
+        )
+
+
+async def test_verification_finds_a_number_of_buckets_that_no_hash_has(tmp_path: Path) -> None:
+    await write_buckets(tmp_path, {0: [1], 1: [2], 2: [3]}, {0: [1]})
+    edit_manifest(tmp_path, of_our_hash)
+    found = await (await reopened(tmp_path)).verify()
+    assert len(found.problems) == 4 * len(FORMATS.ids())
+    assert "of bucket 0 of 3 holds 1 row of other buckets" in str(found.problems[0].problem)

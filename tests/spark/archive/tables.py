@@ -15,10 +15,10 @@ import msgspec
 import pyarrow as pa
 
 from streamfold.archive import ArchiveWriter, Destination, Mirrors, TableSchema, write_part
+from streamfold.archive.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from streamfold.archive.formats import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart
-from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from tests.archive.tables import START, Clock, new_ids
 
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import streamfold.archive
-from streamfold.archive import Archive, Manifest, TableSchema, Thresholds
+from streamfold.archive import Archive, Checked, Manifest, TableSchema, Thresholds
 from streamfold.archive.formats.format import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
@@ -72,7 +72,12 @@ def check_every_boundary(folder: Path, bodies: Sequence[bytes]) -> int:
     for position in sorted(positions, key=int):
         expected = _with_nulls(replayed(bodies[: int(position) + 1]))
         assert _with_nulls(state_of(folder, position)) == expected, f"at {position}"
+    assert asyncio.run(_problems(folder)) == ()
     return len(positions)
+
+
+async def _problems(folder: Path) -> tuple[Checked, ...]:
+    return (await (await streamfold.archive.open(folder)).verify(deep=True)).problems
 
 
 def _with_nulls(state: State) -> State:

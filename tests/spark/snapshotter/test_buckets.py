@@ -14,14 +14,14 @@ from bench.table_archives import manifest_of, write_archive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamfold.errors import InvalidError
-from streamfold.snapshotter.spark.tasks.layers import Stack
-from streamfold.spark.buckets import (
+from streamfold.archive.buckets import (
     BUCKETS_MAX,
     bucket_count,
     bucket_numbers,
     hash_words,
 )
+from streamfold.errors import InvalidError
+from streamfold.snapshotter.spark.tasks.layers import Stack
 
 MOMENT = datetime(2026, 6, 3, 12, tzinfo=UTC)
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamfold.archive import Mirrors, TableSchema
+from streamfold.archive.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.format import format_of
 from streamfold.archive.manifest.model import Part
@@ -29,7 +30,6 @@ from streamfold.snapshotter.spark.tasks.bucket_rows import FILES_AT_ONCE, Bucket
 from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
 from streamfold.snapshotter.spark.tasks.layers import Layer, OpenFiles, Stack
 from streamfold.snapshotter.spark.tasks.results import TaskResult, raise_task_errors
-from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
 
 BUCKETS = 2

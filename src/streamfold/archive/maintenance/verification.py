@@ -12,7 +12,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from streamfold.archive.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import Limits, pieces
 from streamfold.archive.formats.conforming import values_of
@@ -249,14 +251,70 @@ class Verifier:
         try:
             async with self.files.open(part) as source:
                 if chosen:
-                    keys = self.decoding.keys(self.manifest)
-                    rows = await finish(asyncio.to_thread(_count, chosen, part, source, keys))
+                    check = self._check_of_buckets(part, chosen)
+                    rows = await finish(asyncio.to_thread(check.count, part, source))
         except (StorageError, RetryLaterError) as error:
             return Checked(part.path, part.size_bytes, rows, error)
         return Checked(part.path, part.size_bytes, rows, None)
 
+    def _check_of_buckets(self, part: Part, chosen: ChosenFiles) -> BucketCheck:
+        keys = chosen.schema.key_fields if chosen.schema else ()
+        if not keys or part.bucket is None or not _is_of_our_hash(part):
+            return BucketCheck(chosen, self.decoding.keys(self.manifest))
+        [base] = [
+            a for a in self.manifest.artifacts if a.is_base and a.epoch == chosen.artifact.epoch
+        ]
+        return BucketCheck(chosen, keys, _bucket_count(base))
 
-def _count(chosen: ChosenFiles, part: Part, source: BinaryIO, keys: tuple[str, ...]) -> int:
-    if chosen.artifact.is_base:
-        return sum(len(batch) for batch in chosen.rows(part, source))
-    return sum(len(batch) for batch in chosen.changes(part, source, keys))
+
+@dataclass(frozen=True, slots=True)
+class BucketCheck:
+    """Counts the rows of a file, and compares the bucket of each with the file's."""
+
+    chosen: ChosenFiles
+    keys: tuple[str, ...]
+    #: None where it is not known which keys a bucket holds.
+    buckets: int | None = None
+
+    def count(self, part: Part, source: BinaryIO) -> int:
+        """Return the rows or changes; ArtifactCorruptError if one belongs to another bucket."""
+        rows = 0
+        for batch in self._batches(part, source):
+            rows += len(batch)
+            if self.buckets is not None:
+                self._check(part, self._keys(batch), self.buckets)
+        return rows
+
+    def _batches(self, part: Part, source: BinaryIO) -> Iterator[pa.RecordBatch]:
+        if self.chosen.artifact.is_base:
+            return self.chosen.rows(part, source)
+        return self.chosen.changes(part, source, self.keys)
+
+    def _keys(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        if self.chosen.artifact.is_base:
+            return [batch.column(name) for name in self.keys]
+        keys = batch.filter(pc.not_equal(batch.column("action"), "TRUNCATE")).column("key")
+        return [pc.struct_field(keys, name) for name in self.keys]
+
+    def _check(self, part: Part, keys: list[pa.Array], buckets: int) -> None:
+        # A number that is no power of two is itself wrong: no key has a bucket then.
+        possible = buckets & (buckets - 1) == 0
+        wrong = bucket_numbers(keys, buckets) != part.bucket if possible else np.ones(len(keys[0]))
+        if count := int(np.count_nonzero(wrong)):
+            raise ArtifactCorruptError(
+                f"file {part.path!r} of bucket {part.bucket} of {buckets} holds {count} "
+                f"{noun(count, 'row')} of other buckets, which appear twice once they change: "
+                "begin a new archive from the source"
+            )
+
+
+def _is_of_our_hash(part: Part) -> bool:
+    return part.extra.get(BUCKETING) == SPLITMIX64
+
+
+def _bucket_count(base: Artifact) -> int:
+    """Return into how many buckets the keys of a base and of the diffs after it are sorted."""
+    parts = next(iter(base.formats.values())).parts
+    if any(part.bucket is None or not _is_of_our_hash(part) for part in parts):
+        return 1
+    return len({part.bucket for part in parts})

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
+from streamfold.archive.buckets import BUCKET_BYTES
 from streamfold.archive.destinations.aws_credentials import Profile
 from streamfold.archive.events import SINKS
 from streamfold.archive.formats.format import Format, format_of
@@ -38,7 +39,6 @@ from streamfold.snapshotter.spark.destinations import (
     DestinationSpec,
 )
 from streamfold.snapshotter.transactions import TransactionLimits
-from streamfold.spark.buckets import BUCKET_BYTES
 from streamfold.spark.stream.client import Endpoint
 from streamfold.spark.stream.options import parse_source
 

@@ -4,7 +4,7 @@ Where not all files have a bucket, changes may be about any row, and one task re
 Without changes every file is a part, and a large one on a disk is several.
 
 Buckets of other keys, and row groups without a wanted row, are skipped. This needs the writer's
-statement, a field of the parts, that buckets follow the hash of `spark.buckets`. Archives that are
+statement, a field of the parts, that buckets follow the hash of `archive.buckets`. Archives that are
 bucketed otherwise are read in full.
 
 A base row that fails a filter may be dropped before changes are folded in: a change to its key
@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streamfold.archive.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
 from streamfold.archive.destinations.destination import local_folder
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import verified_rows
@@ -33,7 +34,6 @@ from streamfold.archive.read.plan import TablePlan
 from streamfold.archive.read.rebuild import truncates
 from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.spark.archive.filters import Condition
-from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES, bucket_numbers
 from streamfold.wording import noun
 
 #: The most keys to look up one by one: beyond it, most buckets are wanted anyway.

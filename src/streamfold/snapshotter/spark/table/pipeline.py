@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
+from streamfold.archive.buckets import bucket_count
 from streamfold.archive.manifest.model import Manifest, SourceRange
 from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
 from streamfold.snapshotter.spark.jobs import TableJob
@@ -32,7 +33,6 @@ from streamfold.snapshotter.spark.table.intake import (
 from streamfold.snapshotter.spark.tasks.fold import FoldStep
 from streamfold.snapshotter.spark.tasks.layers import Layer, Stack
 from streamfold.snapshotter.spark.tasks.net import NetStep
-from streamfold.spark.buckets import bucket_count
 
 #: Records without a change of the table after which a diff without changes moves the archive's head.
 HEAD_RECORDS = 100_000

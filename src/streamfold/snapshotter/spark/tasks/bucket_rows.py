@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamfold.archive.buckets import bucket_numbers
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Format
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.folding import KeyIndex, columns_of, fitted
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.spark.tasks.layers import Layer, OpenFiles, Stack
-from streamfold.spark.buckets import bucket_numbers
 from streamfold.wording import noun
 
 Mask = npt.NDArray[np.bool_]

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamfold.archive.buckets import bucket_numbers
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder, Decoded
 from streamfold.snapshotter.source_positions import SourceSpan
 from streamfold.snapshotter.spark.destinations import DeadLetters
 from streamfold.snapshotter.spark.tasks.results import REPORT, Batches, TaskResult, pack, task
 from streamfold.snapshotter.transactions import CLOSED, SILENT, Tail
-from streamfold.spark.buckets import bucket_numbers
 
 
 class DecodeReport(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import pyarrow as pa
 
+from streamfold.archive.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.schema import TableSchema
@@ -21,7 +22,6 @@ from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirr
 from streamfold.snapshotter.spark.tasks.bucket_rows import BucketRows
 from streamfold.snapshotter.spark.tasks.layers import OpenFiles, Stack
 from streamfold.snapshotter.spark.tasks.results import Batches, TaskResult, task
-from streamfold.spark.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from streamfold.archive.buckets import BUCKETING, SPLITMIX64, TRUNCATES
 from streamfold.archive.destinations.destination import finish_all
 from streamfold.archive.errors import ManifestInvalidError
 from streamfold.archive.formats.format import Format
@@ -19,7 +20,6 @@ from streamfold.archive.read.decoding import Decoding
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart
-from streamfold.spark.buckets import BUCKETING, SPLITMIX64, TRUNCATES
 
 
 class OpenFiles:

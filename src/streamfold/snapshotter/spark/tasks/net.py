@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamfold.archive.buckets import TRUNCATES
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.read.folding import KeyIndex, columns_of, fitted
 from streamfold.archive.read.part_files import PartFiles
@@ -36,7 +37,6 @@ from streamfold.snapshotter.spark.tasks.results import (
     task_results,
     unpack,
 )
-from streamfold.spark.buckets import TRUNCATES
 
 Numbers = npt.NDArray[np.int64]
 #: The bucket that holds a TRUNCATE: readers read the first part first.
