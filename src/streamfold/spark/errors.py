@@ -64,7 +64,7 @@ class StreamGoneError(DataLossError):
 
 
 class StreamReplacedError(DataLossError):
-    """Another stream has the name of the one that an archive was made from."""
+    """A stream is not the one that an archive was made from, and may have its name."""
 
     code = "stream_replaced"
 
@@ -72,8 +72,8 @@ class StreamReplacedError(DataLossError):
         StreamfoldError.__init__(
             self,
             f"record {seq_num} of stream {stream!r}, up to which the archive has its changes, had the "
-            f"timestamp {timestamp} and has {found}: the stream was created anew. Begin a new archive, "
-            "with another key_prefix",
+            f"timestamp {timestamp} and has {found}: the stream was created anew, or the archive was "
+            "made from another one. Begin a new archive, with another key_prefix",
         )
         self.first = 0
 

@@ -291,7 +291,10 @@ async def test_verification_says_when_no_hash_is_known(tmp_path: Path) -> None:
 
 def by_hash(keys: range, count: int) -> dict[int, list[int]]:
     numbers = bucket_numbers([pa.array(keys, pa.int64())], count)
-    return {bucket: [k for k, n in zip(keys, numbers) if n == bucket] for bucket in range(count)}
+    return {
+        bucket: [k for k, n in zip(keys, numbers, strict=True) if n == bucket]
+        for bucket in range(count)
+    }
 
 
 def of_our_hash(manifest: Any) -> None:
@@ -301,7 +304,9 @@ def of_our_hash(manifest: Any) -> None:
                 part["bucketing"] = "splitmix64"
 
 
-async def write_buckets(folder: Path, base: dict[int, list[int]], diff: dict[int, list[int]]) -> None:
+async def write_buckets(
+    folder: Path, base: dict[int, list[int]], diff: dict[int, list[int]]
+) -> None:
     formats = [format_of(name) for name in FORMATS.ids()]
     destination = folder_at(folder)
     writer = await open_writer(destination, formats=formats)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import s2_sdk
 from pyspark.sql import SparkSession
 
 from streamfold.archive import Thresholds
@@ -231,6 +232,30 @@ def test_a_stream_that_was_created_anew_is_refused_although_it_is_longer(
     assert stopped.last_error.code == "stream_replaced"
     assert "record 39" in stopped.last_error.message
     assert manifest_of(folder).head_position == "39"
+
+
+def test_another_stream_is_refused_although_it_is_longer_and_a_copy_is_taken(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, other, copy, folder = fresh(), fresh(), fresh(), tmp_path / "archive"
+    bodies = list(Feed(9).changes(60))
+    feed(server, stream, bodies[:20])
+    job = table_job(server, stream, folder)
+    with running(spark, tmp_path / "first", job) as live:
+        live.wait_for_head(job.table, 19)
+    feed(server, other, bodies)
+    with running(spark, tmp_path / "other", replace(job, stream=other)) as live:
+        stopped = live.wait_for_state(job.table, State.STOPPED)
+    assert stopped.last_error is not None
+    assert stopped.last_error.code == "stream_replaced"
+    assert "made from another one" in stopped.last_error.message
+    assert manifest_of(folder).head_position == "19"
+    records = server.records(stream)
+    server.append(copy, [s2_sdk.Record(r.body, timestamp=r.timestamp) for r in records])
+    feed(server, copy, bodies[20:])
+    with running(spark, tmp_path / "copy", replace(job, stream=copy)) as live:
+        live.wait_for_head(job.table, 59)
+    assert check_every_boundary(folder, bodies)
 
 
 def test_e26_status_says_all_a_snapshot_needs_no_table_and_a_stop_writes_the_last_diff(

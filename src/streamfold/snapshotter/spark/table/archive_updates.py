@@ -134,13 +134,14 @@ class ArchiveUpdates:
     def _check_last_record(self) -> None:
         """Raise if the last record of the archive is another one now: its stream was created anew.
 
-        It is not found if it was trimmed; then only the length tells.
+        The same holds for a stream of another name, unless it is a copy with the same records. The
+        record is not found if it was trimmed; then only the length tells.
         """
         manifest, head = self._published.manifest, self._published.head
         source, stream = manifest.source if manifest else None, self._stream.job.stream
         if source is None or source.timestamp is None or head is None:
             return
-        if source.offsets.get(stream) == str(head + 1):
+        if str(head + 1) in source.offsets.values():
             found = self._stream.timestamp(head)
             if found not in (None, source.timestamp):
                 raise StreamReplacedError(stream, head, source.timestamp, found)
