@@ -95,6 +95,26 @@ def test_artifacts_end_with_transactions_events_wait_for_their_sink_and_letters_
     assert set(state_of(tmp_path / "odd")) == {1, 2}
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_snapshot_that_is_requested_in_the_first_transaction_waits_for_its_end(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path, declared: bool
+) -> None:
+    stream, folder = fresh(), tmp_path / "archive"
+    columns = {} if declared else {"schema": None}
+    job = table_job(server, stream, folder, **columns)
+    feed(server, stream, [change(0, txn={"id": "a"}), change(1, txn={"id": "a"})])
+    with running(spark, tmp_path / "scratch", job) as live:
+        wait_for(lambda: live.status(job.table).waiting_from, lambda since: since == 0)
+        status, answer = live.ask("POST", "/snapshot?wait=2s")
+        assert (status, answer["waiting"]) == (504, [job.table])
+        assert live.status(job.table).state is State.RUNNING
+        feed(server, stream, [change(2, txn={"id": "a", "last": True})])
+        wait_for(lambda: live.status(job.table).last_base, bool)
+        assert live.ask("POST", "/snapshot?wait=60s")[0] == 200
+        assert live.status(job.table).counts.failures == 0
+    assert set(state_of(folder)) == {0, 1, 2}
+
+
 def test_a_quiet_table_gets_its_base_by_the_clock_alone(
     spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
 ) -> None:

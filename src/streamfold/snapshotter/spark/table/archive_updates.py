@@ -161,9 +161,14 @@ class ArchiveUpdates:
                 self._count(self._pipeline.release)
 
     def rebase_on_request(self) -> None:
-        """Write a base with everything that the stream holds now."""
+        """Write a base with everything that the stream holds now.
+
+        Does nothing while all records belong to an open transaction and no base exists.
+        """
         with self._turn:
-            if self._open and not self._drain(REQUESTED):
+            if not self._open or self._drain(REQUESTED):
+                return
+            if self._published.manifest is not None:
                 self._rebase(REQUESTED)
 
     def flush(self) -> None:
