@@ -176,6 +176,22 @@ async def test_nothing_is_deleted_while_the_log_cannot_be_written(tmp_path: Path
     assert data_files(tmp_path) == files
 
 
+async def test_nothing_is_deleted_while_the_log_has_no_version_that_stays(tmp_path: Path) -> None:
+    destination = folder_at(tmp_path)
+    table = await Table.open(destination)
+    await publish_delta_log(destination)
+    writer = await open_writer(destination, ids="more", formats=[JsonlFormat()])
+    for position in ("2", "3"):
+        await writer.write_base(rows({5: "e"}), position, reason="gap")
+    with pytest.raises(InvalidError, match=r"delete _delta_log/"):
+        await collect(destination)
+    assert read(DeltaTable(tmp_path)) == table.states[-1]
+    for path in (tmp_path / LOG).iterdir():
+        path.unlink()
+    assert await collect(destination) == 2
+    assert data_files(tmp_path) == []
+
+
 async def test_a_pinned_epoch_keeps_its_version(tmp_path: Path) -> None:
     destination = folder_at(tmp_path)
     table = await Table.open(destination)

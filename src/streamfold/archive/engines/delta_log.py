@@ -137,7 +137,10 @@ class _LocalLog:
         return True
 
     async def trim(self, manifest: Manifest) -> tuple[int, ...]:
-        """Remove the versions of epochs before the manifest's first one."""
+        """Remove the versions of epochs before the manifest's first one.
+
+        Raises `InvalidError` if none would remain: then no base of the manifest is in Parquet.
+        """
         oldest = manifest.artifacts[0].epoch
         first = None
         for version in sorted(self._entries):
@@ -145,6 +148,11 @@ class _LocalLog:
             if epoch is None or epoch >= oldest:
                 first = version
                 break
+        if first is None and self._entries:
+            raise InvalidError(
+                f"every version of the Delta log is of an epoch before {oldest}, the first that is "
+                "kept, and no later base is in Parquet: write Parquet again, or delete _delta_log/"
+            )
         old = sorted(v for v in self._entries if first is not None and v < first)
         if first is None or not old:
             return ()
