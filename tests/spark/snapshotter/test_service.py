@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -232,6 +233,24 @@ def test_a_stream_that_was_created_anew_is_refused_although_it_is_longer(
     assert stopped.last_error.code == "stream_replaced"
     assert "record 39" in stopped.last_error.message
     assert manifest_of(folder).head_position == "39"
+
+
+def test_a_stream_that_is_created_anew_within_an_interval_is_refused(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    stream, folder = fresh(), tmp_path / "archive"
+    bodies = list(Feed(9).changes(60))
+    feed(server, stream, bodies[:20])
+    job = table_job(server, stream, folder, interval=timedelta(seconds=5))
+    with running(spark, tmp_path / "scratch", job) as live:
+        live.wait_for_head(job.table, 19)
+        server.recreate(stream)
+        feed(server, stream, bodies)
+        stopped = wait_for(lambda: live.status(job.table), lambda found: found.state.is_final)
+        assert stopped.state is State.STOPPED
+    assert stopped.last_error is not None
+    assert stopped.last_error.code in ("stream_replaced", "data_loss")  # by when it looks
+    assert manifest_of(folder).head_position == "19"
 
 
 def test_another_stream_is_refused_although_it_is_longer_and_a_copy_is_taken(

@@ -64,7 +64,7 @@ class ArchiveUpdates:
             self._reopen()
             if self._published.head is not None:
                 # Before the status shows its head, up to which publish has streams trimmed.
-                self._check_not_replaced(self._stream.tail())
+                self._check_length(self._stream.tail())
                 self._check_last_record()
             self._resume()
             self._begin_empty()
@@ -127,6 +127,12 @@ class ArchiveUpdates:
         self._watch.lag(max(0, tail - start), newest)
 
     def _check_not_replaced(self, tail: int) -> None:
+        """Raise if the stream was created anew; one that has grown no further is not read yet."""
+        self._check_length(tail)
+        if tail > self._next():
+            self._check_last_record()
+
+    def _check_length(self, tail: int) -> None:
         """Raise if the stream ends before the next record: it was created anew."""
         if tail < (position := self._next()):
             raise DataLossError(self._stream.job.stream, tail, position, 0)
@@ -194,6 +200,7 @@ class ArchiveUpdates:
     def _drain(self, force: str | None) -> bool:
         """Take in all records; returns whether the last of them became the base that `force` wants."""
         tail, based = self._stream.tail(), False
+        self._check_not_replaced(tail)
         while (start := self._next()) < tail:
             end = min(tail, start + self._stream.job.max_records)
             epoch = self._epoch()
