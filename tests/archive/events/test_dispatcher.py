@@ -46,6 +46,19 @@ class HeldSink(EventSink):
         await self.inner.send(event)
 
 
+class DefectiveSink(EventSink):
+    """Takes events only once it is repaired."""
+
+    def __init__(self) -> None:
+        self.inner = MemorySink()
+        self.repaired = False
+
+    async def send(self, event: Event) -> None:
+        if not self.repaired:
+            raise KeyError("secret")
+        await self.inner.send(event)
+
+
 async def test_everything_committed_arrives_in_order(destination: Destination) -> None:
     table, sink = await Table.create(destination), MemorySink()
     async with running(new_dispatcher(destination, {"sink": sink})) as dispatcher:
@@ -220,6 +233,26 @@ async def test_a_sink_that_is_down_stops_no_other(destination: Destination) -> N
     assert status.errors == status.failures_in_row > 0
     assert status.last_error == "the sink is closed: open another one"
     assert dispatcher.errors["up"] == 0
+
+
+async def test_a_sink_with_a_defect_stops_no_other_and_says_so(
+    destination: Destination, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, right, wrong = await Table.create(destination), MemorySink(), DefectiveSink()
+    sinks = {"right": right, "wrong": wrong}
+    with caplog.at_level(logging.WARNING, logger="streamfold"):
+        async with asyncio.timeout(60), running(new_dispatcher(destination, sinks)) as dispatcher:
+            for count in range(2, 5):
+                await table.commit_diff()
+                dispatcher.wake()
+                await right.wait_for(count)
+            assert dispatcher.errors["wrong"] > 0
+            assert dispatcher.status["wrong"].last_error == "a defect of the sink (KeyError)"
+            wrong.repaired = True
+            await dispatcher.settle()
+    assert right.events == wrong.inner.events == table.committed
+    assert "a defect of the sink (KeyError)" in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_lag_counts_what_is_still_to_come(destination: Destination) -> None:

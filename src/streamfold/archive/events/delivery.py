@@ -99,7 +99,12 @@ class Delivery:
             try:
                 await self._catch_up()
             except StreamfoldError as error:
-                await self._pause_after(error)
+                await self._pause_after(error.message)
+                continue
+            except Exception as error:
+                logger.debug("sink %s: unexpected error", self._name, exc_info=True)
+                # Not its text, which may quote what was sent.
+                await self._pause_after(f"a defect of the sink ({type(error).__name__})")
                 continue
             self.status.failures_in_row = 0
             async with self._caught_up:
@@ -122,7 +127,7 @@ class Delivery:
         for number, (item, event) in enumerate(zip(due, events, strict=True), 1):
             try:
                 await self._sink.send(event)
-            except StreamfoldError:
+            except Exception:
                 await self._cursor.save()
                 raise
             self._cursor.advance(event.event_id, position_of(manifest, item.artifact))
@@ -138,18 +143,18 @@ class Delivery:
         status.failures_in_row = 0
         status.position = position
 
-    async def _pause_after(self, error: StreamfoldError) -> None:
+    async def _pause_after(self, failure: str) -> None:
         status = self.status
         status.errors += 1
         status.failures_in_row += 1
-        status.last_error = error.message
+        status.last_error = failure
         pause = self._pace.backoff.pause(status.failures_in_row, self._pace.rng)
         logger.warning(
             "sink %s: attempt %d failed, retrying in %.1f s: %s",
             self._name,
             status.failures_in_row,
             pause,
-            error.message,
+            failure,
         )
         await self._pace.sleep(pause)
 
@@ -192,8 +197,8 @@ class EventDispatcher:
     async def run(self) -> None:
         """Deliver until cancelled; what was committed before this began is delivered, too.
 
-        Failures of sinks and of storage are counted, logged and retried without end. Only a
-        defect of a sink, an exception that is not a `StreamfoldError`, ends it.
+        Failures of sinks and of storage are counted, logged and retried without end, and so are
+        exceptions of any other type: a defect of one sink does not stop the others.
         """
         async with asyncio.TaskGroup() as group:
             for name, delivery in self._deliveries.items():
