@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from streamfold.follow import (
     external,
     in_stream,
 )
+from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.clients.memory import wall_clock
 from streamfold.follow.encoding.stream_writer import Sizes
-from streamfold.follow.snapshots.taker import RetentionRules
+from streamfold.follow.snapshots.taker import RetentionRules, SnapshotTaker
 from streamfold.model.records import Record
 from tests.follow.ledger import SMALL, KilledError, Ledger, Watched
 
@@ -412,3 +414,34 @@ async def test_running_continues_after_a_snapshot_by_another_taker(
 async def newest_cursor(snapshots: Snapshots[Any]) -> int:
     newest = await snapshots.store.newest() if snapshots.store else None
     return newest.cursor if newest else -1
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["fold", "fold_batch"])
+async def test_a_record_that_the_fold_fails_on_is_never_left_out_of_a_snapshot(
+    batches: bool,
+) -> None:
+    def refuse(state: list[bytes], record: StreamRecord) -> list[bytes]:
+        if record.body == b"bad":
+            raise ValueError("a bad record")
+        return [*state, record.body]
+
+    def refuse_batch(state: list[bytes], records: Sequence[StreamRecord]) -> list[bytes]:
+        for record in records:
+            state = refuse(state, record)
+        return state
+
+    stream = MemoryStream()
+    async with SnapshotTaker(
+        stream,
+        fold=refuse,
+        initial=list[bytes],
+        snapshots=in_stream(),
+        fold_batch=refuse_batch if batches else None,
+    ) as taker:
+        await stream.append([Record(body) for body in (b"1", b"2", b"bad", b"3")])
+        for _ in range(2):
+            with pytest.raises(ValueError, match="a bad record"):
+                await taker.take()
+            assert taker.state.cursor == (0 if batches else 2)
+            assert taker.state.value == ([] if batches else [b"1", b"2"])
+    assert len(await stream.peek(0, 10)) == 4

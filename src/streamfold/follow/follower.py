@@ -134,9 +134,7 @@ class Follower(Generic[S]):
                 self._jumped = False
                 return Change(self.cursor, 0, (), b"", restored=True)
             if self._ready:
-                record = self._ready[0]
-                self._replay.apply_one(record)
-                self._ready.popleft()
+                record = self._apply_first()
                 return Change(record.seq_num, record.timestamp, record.headers, record.body)
             await self._fill()
 
@@ -144,9 +142,11 @@ class Follower(Generic[S]):
         """Apply whatever comes next, all at once; False when nothing came within `max_wait` seconds."""
         if not self._ready and not await self._fill(max_wait):
             return False
-        deltas = list(self._ready)
-        self._ready.clear()
-        self._replay.apply(deltas)
+        if self._replay.folds_batches:
+            self._replay.apply(list(self._ready))
+            self._ready.clear()
+        while self._ready:
+            self._apply_first()
         return True
 
     async def catch_up(self) -> None:
@@ -166,7 +166,7 @@ class Follower(Generic[S]):
                 return None
             await self._fill()
         while self._ready and self._ready[0].seq_num < parts.began_at:
-            self._replay.apply_one(self._ready.popleft())
+            self._apply_first()
         return parts
 
     async def pause(self) -> None:
@@ -177,6 +177,13 @@ class Follower(Generic[S]):
         """
         if self._feed is not None:
             await self._feed.seek(self._replay.position)
+
+    def _apply_first(self) -> StreamRecord:
+        """Fold the first delta at hand. One that the fold fails on stays: no snapshot may skip it."""
+        record = self._ready[0]
+        self._replay.apply_one(record)
+        self._ready.popleft()
+        return record
 
     async def _fill(self, max_wait: float | None = None) -> bool:
         if self._feed is None:

@@ -80,6 +80,11 @@ class Replay(Generic[S]):
         """What the fold is called in snapshots."""
         return self._folding.name
 
+    @property
+    def folds_batches(self) -> bool:
+        """Whether the fold takes many deltas at once."""
+        return self._folding.fold_batch is not None
+
     def fresh(self) -> S:
         """The state before the first record."""
         return self._folding.initial()
