@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from streamfold.blob import BlobStore, open_blob_store
-from streamfold.errors import FencingTokenMismatchError, InvalidError, OutcomeUnknownError
+from streamfold.errors import (
+    FencingTokenMismatchError,
+    InvalidError,
+    OutcomeUnknownError,
+    RetryLaterError,
+)
 from streamfold.follow import (
     JsonCodec,
     MemoryStream,
@@ -445,3 +451,62 @@ async def test_a_record_that_the_fold_fails_on_is_never_left_out_of_a_snapshot(
             assert taker.state.cursor == (0 if batches else 2)
             assert taker.state.value == ([] if batches else [b"1", b"2"])
     assert len(await stream.peek(0, 10)) == 4
+
+
+async def test_a_taker_that_is_overtaken_while_it_opens_a_snapshot_saves_nothing_twice(
+    ledger: Ledger,
+) -> None:
+    """The restored state already has what came after the opening: it is not the state up to there."""
+    await ledger.add(5)
+    watched = Watched(ledger.stream)
+    async with ledger.taker(in_stream(), watched) as taker:
+        await ledger.add(3)
+
+        async def snapshot(number: int) -> None:
+            watched.before = None
+            async with ledger.taker(in_stream()) as other:
+                await other.take()
+
+        async def grow(number: int) -> None:
+            watched.after = None
+            await ledger.add(2)
+
+        watched.before, watched.after = snapshot, grow
+        assert await taker._write_anywhere() is None
+        assert taker.state.value["seen"] == ledger.expected
+        await ledger.add(1)
+        taken = await taker._write_anywhere()
+        assert taken is not None
+        assert taken.placement is Placement.FRAMED
+    assert await ledger.restored() == ledger.expected
+
+
+async def test_records_at_hand_are_not_applied_to_the_state_that_replaces_theirs(
+    ledger: Ledger,
+) -> None:
+    class Cut(Watched):
+        """The first read yields two records; others trim the stream before the next one does."""
+
+        whole = True
+
+        async def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
+            async with aclosing(self.inner.read(seq_num)) as session:
+                async for batch in session:
+                    yield batch if self.whole else batch[:2]
+                    if not self.whole:
+                        self.whole = True
+                        async with ledger.taker(in_stream(), now=later) as other:
+                            await other.take()
+                        raise RetryLaterError("cut")
+
+    def later() -> int:
+        return wall_clock() + 60_000  # the snapshot of the first one counts as given up
+
+    await ledger.add(5)
+    cut = Cut(ledger.stream)
+    async with ledger.taker(in_stream(), cut) as taker:
+        await taker.state.pause()
+        await ledger.add(5)
+        cut.whole = False
+        assert await taker._write_anywhere() is None
+        assert taker.state.value["seen"] == ledger.expected

@@ -161,10 +161,14 @@ class Follower(Generic[S]):
         That record is at `at_most` or before. None if it can no longer be reached: the stream was
         trimmed, and the state restored from another snapshot.
         """
-        while (parts := self._replay.frames.open.get(snapshot)) is None:
-            if self._jumped or self._replay.position > at_most:
+        plan, parts = self._plan, None
+        while parts is None:
+            if self._replay.position > at_most:
                 return None
             await self._fill()
+            if self._plan is not plan:
+                return None  # the state may have records after that one
+            parts = self._replay.frames.open.get(snapshot)
         while self._ready and self._ready[0].seq_num < parts.began_at:
             self._apply_first()
         return parts
@@ -194,6 +198,7 @@ class Follower(Generic[S]):
         if self._replay.is_gap(batch):
             await self._feed.close()
             self._feed = None
+            self._ready.clear()  # the new state has them
             self._plan, self._feed = await self._restorer.restore(self._backoff)
             self._jumped = True
         else:
