@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,31 @@ async def test_a_follower_that_is_overtaken_by_a_trim_jumps_to_the_snapshot(
         assert state.value["seen"] == ledger.expected
         await ledger.add(1)
         assert (await anext(state)).body == ledger.expected[-1].encode()
+
+
+async def test_a_follower_whose_restore_after_a_trim_was_cancelled_restores_again(
+    ledger: Ledger, blobs: BlobStore
+) -> None:
+    class Slow(Watched):
+        slow = False
+
+        async def check_tail(self) -> Any:
+            if self.slow:
+                await asyncio.Event().wait()
+            return await super().check_tail()
+
+    await ledger.add(5)
+    stream = Slow(ledger.stream)
+    async with ledger.follow(external(blobs), stream) as state:
+        await ledger.add(20)
+        async with ledger.taker(external(blobs), keeping=RetentionRules(trim=True)) as taker:
+            await taker.take()
+        stream.slow = True
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(state), 0.05)
+        stream.slow = False
+        assert (await anext(state)).restored
+        assert state.value["seen"] == ledger.expected
 
 
 async def test_a_snapshot_newer_than_the_tail_is_refused(ledger: Ledger, blobs: BlobStore) -> None:

@@ -62,6 +62,9 @@ class Follower(Generic[S]):
         self._replay = Replay(folding, snapshots.codec, buffer_bytes=buffer_bytes)
         self._restorer = Restorer(client, snapshots, self._replay, progress or TerminalBar())
         self._ready: deque[StreamRecord] = deque()
+        #: Whether records were trimmed before they were read, and the state is still to be restored.
+        self._overtaken = False
+        #: Whether it was restored since the last change.
         self._jumped = False
         self._feed: Feed | None = None
         self._plan: RestorePlan | None = None
@@ -152,7 +155,7 @@ class Follower(Generic[S]):
     async def catch_up(self) -> None:
         """Apply everything that is in the stream at this moment; iterating does not show it again."""
         tail = (await retrying(self._backoff, self._client.check_tail)).seq_num
-        while self.cursor < tail or self._ready:
+        while self.cursor < tail or self._ready or self._overtaken:
             await self.advance()
 
     async def advance_to(self, snapshot: str, at_most: int) -> PartialSnapshot | None:
@@ -192,17 +195,19 @@ class Follower(Generic[S]):
     async def _fill(self, max_wait: float | None = None) -> bool:
         if self._feed is None:
             raise InvalidError("the state is no longer followed: its `async with` block is over")
-        batch = await self._feed.next(max_wait)
-        if batch is None:
-            return False
-        if self._replay.is_gap(batch):
-            await self._feed.close()
-            self._feed = None
-            self._ready.clear()  # the new state has them
-            self._plan, self._feed = await self._restorer.restore(self._backoff)
-            self._jumped = True
-        else:
-            self._ready.extend(self._replay.sift(batch))
+        if not self._overtaken:
+            batch = await self._feed.next(max_wait)
+            if batch is None:
+                return False
+            if not self._replay.is_gap(batch):
+                self._ready.extend(self._replay.sift(batch))
+                return True
+        # Until it has succeeded: the state is of no use if this fails or is cancelled.
+        self._overtaken = True
+        self._ready.clear()  # the new state has them
+        await self._feed.close()
+        self._plan, self._feed = await self._restorer.restore(self._backoff)
+        self._overtaken, self._jumped = False, True
         return True
 
 
