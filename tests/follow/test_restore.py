@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from streamfold.blob import BlobStore, open_blob_store
-from streamfold.errors import StreamfoldError
+from streamfold.errors import StreamfoldError, UnauthenticatedError
 from streamfold.follow import (
     HistoryTrimmedError,
     MemoryStream,
@@ -203,6 +203,26 @@ async def test_a_follower_of_a_stream_that_was_recreated_gets_an_error(ledger: L
         await state._feed.seek(state.cursor)  # as after a disconnect
         with pytest.raises(SnapshotAheadError, match="tail is 0"):
             await anext(state)
+
+
+async def test_a_follower_that_failed_does_not_end_silently_when_it_is_asked_again(
+    ledger: Ledger,
+) -> None:
+    watched = Watched(ledger.stream)
+    async with ledger.follow(stream=watched) as state:
+
+        async def refuse(seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
+            raise UnauthenticatedError("the token is revoked")
+            yield []
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(watched, "read", refuse)
+            for _ in range(2):
+                with pytest.raises(UnauthenticatedError):
+                    async for _change in state:
+                        pass
+        await ledger.add(1)
+        assert (await anext(state)).body == b"0"
 
 
 def corrupt(blob: bytes) -> bytes:

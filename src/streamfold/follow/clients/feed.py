@@ -85,6 +85,8 @@ class Feed:
         if step.cancelled():
             raise InvalidError("the stream is no longer followed: its feed was closed")
         self._pending = None
+        if step.exception() is not None:
+            self._batches = self._read()  # the failed one is over, and would look like an end
         return step.result()
 
     async def seek(self, position: int) -> None:
