@@ -241,6 +241,10 @@ def garble(blob: bytes) -> bytes:
     return b"\xff" * len(blob)
 
 
+def blot(blob: bytes) -> bytes:
+    return blob.replace(b'"id":"', b'"id":"\xff')[: len(blob)]
+
+
 def age(blob: bytes) -> bytes:
     return blob.replace(b'"version":1', b'"version":9')
 
@@ -258,6 +262,7 @@ SPOILT = [
     (truncate, SnapshotCorruptError, "should have"),
     (behead, SnapshotCorruptError, "ends after 507 bytes"),
     (garble, SnapshotCorruptError, "does not begin with a description"),
+    (blot, SnapshotCorruptError, "description is incomplete"),
     (age, SnapshotUnsupportedError, "version is 9"),
     (mislabel, SnapshotCorruptError, "cursor is 3"),
     (undecodable, SnapshotCorruptError, "cannot decode"),

@@ -88,7 +88,7 @@ def describe(name: str, block: bytes) -> Description:
         )
     try:
         return msgspec.json.decode(block, type=Description)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SnapshotCorruptError(name, f"its description is incomplete: {error}") from None
 
 
