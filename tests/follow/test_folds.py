@@ -13,9 +13,11 @@ from streamfold.model.positions import SeqNum, Timestamp
 from streamfold.model.records import Header, SequencedRecord
 
 
-def record(body: str, **headers: str) -> SequencedRecord:
+def record(body: str | bytes, **headers: str) -> SequencedRecord:
     pairs = tuple(Header(name.encode(), value.encode()) for name, value in headers.items())
-    return SequencedRecord(SeqNum(7), Timestamp(0), pairs, body.encode())
+    return SequencedRecord(
+        SeqNum(7), Timestamp(0), pairs, body.encode() if isinstance(body, str) else body
+    )
 
 
 # The examples of RFC 7396, appendix A.
@@ -69,12 +71,14 @@ def test_counter_adds() -> None:
     [
         (counter, "many", "whole numbers"),
         (merge_patch, "{", "not JSON"),
+        (merge_patch, b'"\xff"', "not JSON"),
+        pytest.param(merge_patch, "[" * 100_000, "not JSON", id="deeply nested"),
         (last_value("id"), "[]", "not a JSON object"),
         (last_value("id"), '{"x":1}', "no field 'id'"),
         (last_value(header="k"), "1", "no header 'k'"),
     ],
 )
-def test_a_record_that_does_not_fit_is_named(fold: Any, body: str, text: str) -> None:
+def test_a_record_that_does_not_fit_is_named(fold: Any, body: str | bytes, text: str) -> None:
     with pytest.raises(InvalidError, match=rf"record 7.*{text}"):
         fold({} if fold is not counter else 0, record(body))
 
@@ -87,6 +91,9 @@ def test_folds_are_found_by_name() -> None:
         find_fold("sum")
     with pytest.raises(InvalidError, match="cannot be loaded"):
         find_fold("streamfold.follow.folds:absent")
+    for initial in ("{", "\udcff", "[" * 100_000):
+        with pytest.raises(InvalidError, match="first state is not JSON"):
+            find_fold("counter", initial=initial)
 
 
 class Terminal(io.StringIO):

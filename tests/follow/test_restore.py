@@ -43,6 +43,14 @@ async def test_an_empty_stream_restores_to_the_initial_state(ledger: Ledger) -> 
     assert await ledger.restored() == []
 
 
+async def test_a_record_nested_too_deeply_to_be_a_snapshot_is_given_to_the_fold(
+    ledger: Ledger,
+) -> None:
+    deep = b'{"type":"snapshot","covers_before":0,"state":%b}' % (b"[" * 100_000 + b"]" * 100_000)
+    await ledger.stream.append([Record(deep)])
+    assert await ledger.restored() == [deep.decode()]
+
+
 async def test_without_a_snapshot_everything_is_replayed(ledger: Ledger) -> None:
     await ledger.add(1000)
     await ledger.add(500)

@@ -14,6 +14,8 @@ from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.restore.replay import FOLD_NAME_MAX, FoldSpec
 
 _decode = msgspec.json.Decoder().decode
+#: What decoding raises: text that is not UTF-8 and deep nesting have errors of their own.
+_NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def last_value(
@@ -87,7 +89,7 @@ def _merge(target: Any, patch: Any) -> Any:
 def _json(record: StreamRecord) -> Any:
     try:
         return _decode(record.body)
-    except msgspec.DecodeError as error:
+    except _NOT_JSON as error:
         raise InvalidError(
             f"record {record.seq_num} is not JSON ({error}): use a fold that knows its form"
         ) from None
@@ -112,6 +114,10 @@ def find_fold(
     fold, first = _named(name, key_field, key_header)
     called = _called(name, key_field, key_header)
     if initial is not None:
+        try:
+            _decode(initial)
+        except _NOT_JSON as error:
+            raise InvalidError(f"the first state is not JSON ({error}): correct it") from None
         return FoldSpec(fold, lambda: _decode(initial), name=called)
     return FoldSpec(fold, first, name=called)
 

@@ -239,7 +239,7 @@ class PlainForm(RecordForm):
             return None
         try:
             found = msgspec.json.decode(record.body, type=_Plain)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         at_cursor = record.seq_num - 1 <= found.covers_before <= record.seq_num
         return found if found.type == "snapshot" and at_cursor else None
