@@ -161,11 +161,13 @@ def test_a_target_with_other_records_is_refused(
     shell.ok("create-basin", target)
     shell.ok("create-stream", copy)
     shell.ok("append", copy, stdin=b"mine\n")
+    config = shell.json("get-stream-config", copy)
     refused = shell("copy", stream_uri, copy, "--json", *endpoint(origin))
     assert (refused.status, refused.error["code"]) == (1, "copy_unrelated")
-    shell.ok("append", copy, "--format", "json", stdin=b'{"timestamp": 1}\n' * 4)
+    shell.ok("append", copy, stdin=b"mine\n" * 4)
     ahead = shell("copy", stream_uri, copy, "--json", *endpoint(origin))
     assert (ahead.status, ahead.error["code"]) == (1, "copy_unrelated")
+    assert shell.json("get-stream-config", copy) == config
 
 
 def test_what_cannot_be_meant_is_a_usage_error(

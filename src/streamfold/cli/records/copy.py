@@ -153,15 +153,16 @@ class _Copier:
     async def _copy_stream(self, origin: S2, source: StreamRef, target: StreamRef) -> None:
         from s2_sdk import StreamConfig
 
-        from streamfold.cli.records.stream_copy import StreamCopy, prepare_target
+        from streamfold.cli.records.stream_copy import StreamCopy, create_target, keep_stamps
 
         there, here = open_basin(origin, source.basin), open_basin(self._s2, target.basin)
-        config = await prepare_target(there, here, source.stream, target.stream)
+        config = await create_target(there, here, source.stream, target.stream)
         copy = StreamCopy(
             open_stream(origin, source, self._key_file),
             open_stream(self._s2, target, self._key_file),
             self._options,
             lambda text: self._output.note(f"{target}: {text}"),
+            lambda: keep_stamps(here, target.stream),
         )
         copied = await copy.run()
         final = StreamConfig(timestamping=config.timestamping)

@@ -7,7 +7,7 @@ timestamp, and their seq_num unless they are renumbered; commands are records an
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -73,7 +73,10 @@ class Copied:
 
 
 class StreamCopy:
-    """Copies one stream from a source to a target, and reports progress through `note`."""
+    """Copies one stream from a source to a target, and reports progress through `note`.
+
+    `prepare` has the target keep timestamps; it is called once the target is known to hold a copy.
+    """
 
     def __init__(
         self,
@@ -81,11 +84,13 @@ class StreamCopy:
         target: S2Stream,
         options: Options,
         note: Callable[[str], None],
+        prepare: Callable[[], Awaitable[object]],
     ) -> None:
         self._source = source
         self._target = target
         self._options = options
         self._note = note
+        self._prepare = prepare
 
     async def run(self) -> Copied:
         """Copy everything up to the source's present tail."""
@@ -94,6 +99,7 @@ class StreamCopy:
         shift = await self._shift(first.seq_num, tail)
         self._check_positions(first.seq_num, end, tail, shift)
         await self._check_last(tail, shift)
+        await self._prepare()
         wanted = end - shift - tail
         with ProgressBar("copy", wanted, "records", least=_BAR_RECORDS) as bar:
             progress = _Noted(self._note, wanted, bar)
@@ -205,7 +211,7 @@ class _Noted(Progress):
             self._note_progress(f"{self.records} of {self._wanted} records")
 
 
-async def prepare_target(
+async def create_target(
     source: S2Basin, target: S2Basin, source_stream: str, target_stream: str
 ) -> StreamConfig:
     """Create the target unless it exists, keeping timestamps; return the source's configuration."""
@@ -216,9 +222,12 @@ async def prepare_target(
     except S2ServerError as error:
         if error.code != _EXISTS:
             raise
-        change = StreamConfig(timestamping=_COPIED_STAMPS)
-        await target.reconfigure_stream(target_stream, config=change)
     return config
+
+
+async def keep_stamps(target: S2Basin, stream: str) -> None:
+    """Have the target take the timestamps of the source as they are."""
+    await target.reconfigure_stream(stream, config=StreamConfig(timestamping=_COPIED_STAMPS))
 
 
 def translate(record: SequencedRecord, shift: int) -> Record:
