@@ -7,7 +7,16 @@ import pyarrow as pa
 import pytest
 
 from streamfold.blob import open_blob_store
-from streamfold.follow import CODECS, BytesCodec, Codec, JsonCodec, MsgpackCodec
+from streamfold.errors import InvalidError
+from streamfold.follow import (
+    CODECS,
+    BytesCodec,
+    Codec,
+    JsonCodec,
+    MsgpackCodec,
+    external,
+    in_stream,
+)
 from streamfold.follow.encoding.arrow_codec import ArrowCodec
 from streamfold.follow.encoding.container import Description, pack, unpack
 from streamfold.follow.encoding.stream_writer import regroup
@@ -70,6 +79,16 @@ class TestArrow(CodecConformance):
 
 def test_a_codec_has_the_name_that_it_is_registered_under() -> None:
     assert [codec.open().name for codec in CODECS] == list(CODECS.ids())
+
+
+@pytest.mark.parametrize("name", ["", "Json", "avro.v2", "jsonü", "x" * 41])
+def test_a_codec_whose_snapshots_no_reader_would_find_is_refused(name: str) -> None:
+    codec = JsonCodec[Any]()
+    codec.name = name
+    with pytest.raises(InvalidError, match="codec name"):
+        external("memory:", codec=codec)
+    with pytest.raises(InvalidError, match="codec name"):
+        in_stream(codec=codec)
 
 
 @pytest.mark.parametrize(("codec", "state"), STATES)

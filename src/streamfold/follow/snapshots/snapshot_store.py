@@ -32,6 +32,8 @@ from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedEr
 _DIGITS: Final = 20
 _PADDED: Final = re.compile(rf"([0-9]{{{_DIGITS}}})\.([a-z0-9_-]+)")
 _PLAIN: Final = re.compile(rf"(0|[1-9][0-9]{{0,{_DIGITS - 2}}})\.([a-z0-9_-]+)")
+#: Names of codecs: part of keys, headers and content types, and of a description of limited length.
+_CODEC_NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
 S = TypeVar("S")
 
 
@@ -216,6 +218,13 @@ class Snapshots(Generic[S]):
     #: Whether those in the stream trim the records that they cover. Without that, readers look for the
     #: newest one from the tail backwards.
     trim: bool = True
+
+    def __post_init__(self) -> None:
+        if not _CODEC_NAME.fullmatch(self.codec.name):
+            raise InvalidError(
+                f"codec name {self.codec.name[:60]!r} must have 1 to 40 of a-z, 0-9, - and _: no "
+                "reader would find snapshots of another name"
+            )
 
 
 #: For folds whose state is of any type; the codec decides what it can hold.
