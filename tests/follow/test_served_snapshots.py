@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,11 +10,20 @@ from s2_sdk import AppendInput, Record
 
 from streamfold.errors import (
     BlobNotFoundError,
+    BlobOutcomeUnknownError,
     BlobUnavailableError,
     InvalidError,
     UnauthenticatedError,
 )
-from streamfold.follow import Outcome, ServerSnapshots, SnapshotTaker, external, follow
+from streamfold.follow import (
+    Outcome,
+    Placement,
+    ServerSnapshots,
+    SnapshotInfo,
+    SnapshotTaker,
+    external,
+    follow,
+)
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.model.access_tokens import Secret
 from streamfold.server.config import Configuration
@@ -89,6 +99,28 @@ async def test_a_server_that_is_away_is_unavailable() -> None:
         await away.list()
     with pytest.raises(BlobUnavailableError):
         await away.save(0, "json", b"x")
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+async def test_a_failed_read_may_be_repeated_and_a_failed_save_is_of_unknown_outcome(
+    status: int,
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d Failed\r\nContent-Length: 0\r\n\r\n" % status)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        store = ServerSnapshots(f"http://127.0.0.1:{port}", BASIN, STREAM)
+        with pytest.raises(BlobUnavailableError):
+            await store.list()
+        info = SnapshotInfo(Placement.EXTERNAL, "3", 3, "json", 1, 0)
+        with pytest.raises(BlobUnavailableError):
+            await store.unpack(info)
+        unknown = BlobUnavailableError if status == 503 else BlobOutcomeUnknownError
+        with pytest.raises(unknown):
+            await store.save(0, "json", b"x")
 
 
 async def test_a_wrong_token_is_reported_without_being_shown() -> None:

@@ -62,7 +62,7 @@ class ServerSnapshots(SnapshotStore):
     async def list(self) -> list[SnapshotInfo]:
         status, body = await self._call("GET", "/snapshots")
         if status != 200:
-            raise _error_from_response(status, body)
+            raise _error_of_read(status, body)
         found = []
         for item in msgspec.json.decode(body, type=_List).snapshots:
             if match := _TYPE.fullmatch(item.content_type):
@@ -78,7 +78,7 @@ class ServerSnapshots(SnapshotStore):
         try:
             async with self._http.send(request) as response:
                 if response.status_code != 200:
-                    raise _error_from_response(response.status_code, await _read(response))
+                    raise _error_of_read(response.status_code, await _read(response))
                 async for piece in response.aiter_raw(_PIECE):
                     yield piece
         except httpx.TransportError as error:
@@ -152,3 +152,11 @@ _REFUSALS: Final[dict[int, type[StreamfoldError]]] = {
 def _error_from_response(status: int, body: bytes) -> StreamfoldError:
     kind = _REFUSALS.get(status, InvalidError)
     return kind(f"the server answered {status}: {body[:500].decode(errors='replace')}")
+
+
+def _error_of_read(status: int, body: bytes) -> StreamfoldError:
+    """The same for a request that changes nothing: it may be repeated."""
+    error = _error_from_response(status, body)
+    if isinstance(error, BlobOutcomeUnknownError):
+        return BlobUnavailableError(error.message)
+    return error
