@@ -16,8 +16,10 @@ from streamfold.errors import (
     UnauthenticatedError,
 )
 from streamfold.follow import (
+    MemoryStream,
     Outcome,
     Placement,
+    RetentionRules,
     ServerSnapshots,
     SnapshotInfo,
     SnapshotTaker,
@@ -91,6 +93,15 @@ async def test_refusals_of_the_server_are_reported(server: Server) -> None:
     [info] = await store.list()
     with pytest.raises(InvalidError, match="cannot be deleted"):
         await store.delete(info)
+
+
+@pytest.mark.parametrize("keeping", [RetentionRules(keep=2), RetentionRules(max_age=60)])
+def test_pruning_snapshots_on_a_server_is_refused_before_one_is_taken(
+    keeping: RetentionRules,
+) -> None:
+    outside = external(ServerSnapshots("http://127.0.0.1:1", BASIN, STREAM))
+    with pytest.raises(InvalidError, match="leave out keep and max_age"):
+        SnapshotTaker(MemoryStream(), fold=count, initial=new, snapshots=outside, keeping=keeping)
 
 
 async def test_a_server_that_is_away_is_unavailable() -> None:

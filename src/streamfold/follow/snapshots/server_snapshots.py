@@ -48,6 +48,8 @@ class ServerSnapshots(SnapshotStore):
     allows no deletion, so that there is nothing to prune.
     """
 
+    prunable = False
+
     def __init__(self, endpoint: str, basin: str, stream: str, token: str | None = None) -> None:
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -158,6 +158,9 @@ class SnapshotStore(ABC):
     `BlobUnavailableError`, `BlobOutcomeUnknownError`.
     """
 
+    #: Whether snapshots can be deleted.
+    prunable: bool = True
+
     @property
     def naming(self) -> Naming:
         """How the blobs of new snapshots are packed."""

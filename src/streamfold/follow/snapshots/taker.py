@@ -128,6 +128,12 @@ class SnapshotTaker(Generic[S]):
         self._snapshots = snapshots
         self._policy = policy or Policy()
         self._keeping = keeping or RetentionRules()
+        pruning = self._keeping.keep is not None or self._keeping.max_age is not None
+        if pruning and snapshots.store is not None and not snapshots.store.prunable:
+            raise InvalidError(
+                "snapshots on a server cannot be deleted, it drops old ones itself: leave out keep "
+                "and max_age"
+            )
         self._backoff = backoff or Backoff()
         self._now = now
         self._new_id = new_id
