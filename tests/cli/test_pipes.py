@@ -100,3 +100,35 @@ async def _type(process: Process, line: bytes) -> None:
     assert process.stdin is not None
     process.stdin.write(line)
     await process.stdin.drain()
+
+
+def _in_shell(shell: Shell, script: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["bash", "-c", script, "-", *COMMAND, *arguments],
+        env=shell.environment, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_output_that_cannot_be_written_is_a_failure_in_one_line(
+    shell: Shell, stream_uri: str
+) -> None:
+    shell.ok("append", stream_uri, stdin=b"1\n")
+    for arguments in (("read", stream_uri), ("completion", "bash"), ("--help",)):
+        done = _in_shell(shell, '"$@" > /dev/full', *arguments)
+        assert done.returncode == 1
+        assert done.stderr.startswith(b"error: ")
+        assert done.stderr.endswith(b"No space left on device\n")
+        assert done.stderr.count(b"\n") == 1
+    restore = ("snapshot", "restore", stream_uri, "--fold", "counter", "--output")
+    refused = shell(*restore, "/nonexistent/state")
+    assert (refused.status, refused.stderr) == (
+        1,
+        "error: /nonexistent/state: No such file or directory\n",
+    )
+
+
+def test_standard_streams_that_are_closed_do_not_fail_a_verb(shell: Shell, stream_uri: str) -> None:
+    for closed in ("2>&-", ">&-", "<&-"):
+        done = _in_shell(shell, f'echo 1 | ("$@" {closed})', "append", stream_uri)
+        assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert shell.ok("read", stream_uri).stdout == b"1\n1\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import click
@@ -38,6 +40,7 @@ def streamfold() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a failure is one line on standard error and an exit status."""
+    _replace_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
     try:
@@ -57,6 +60,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(error.code, error.message, as_json, ExitStatus.FENCED)
     except StreamfoldError as error:
         _fail(error.code, error.message, as_json, ExitStatus.FAILURE)
+    except OSError as error:
+        from streamfold.cli.output import discard_the_rest
+
+        discard_the_rest()
+        if isinstance(error, BrokenPipeError):
+            sys.exit(ExitStatus.OUTPUT_CLOSED)
+        where = "" if error.filename is None else f"{error.filename}: "
+        _fail("system", f"{where}{error.strerror or error}", as_json, ExitStatus.FAILURE)
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for standard streams that the caller has closed.
+
+    Otherwise a connection gets the number of one, and a verb that has done its work fails at its note.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 def _fail(reason: str, message: str, as_json: bool, status: ExitStatus) -> None:

@@ -69,8 +69,13 @@ class Output:
             sys.stdout.buffer.write(b"".join(parts))
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            _discard_the_rest()
+            discard_the_rest()
             raise OutputClosedError("the output was closed") from None
+        except OSError as error:
+            discard_the_rest()
+            raise VerbFailedError(
+                "output", f"the output cannot be written: {error.strerror}"
+            ) from error
 
     def note(self, text: str) -> None:
         """Print a note for people on standard error."""
@@ -168,10 +173,10 @@ async def output_closed() -> None:
         await closed.wait()
     finally:
         loop.remove_reader(descriptor)
-    _discard_the_rest()
+    discard_the_rest()
 
 
-def _discard_the_rest() -> None:
+def discard_the_rest() -> None:
     """Redirect standard output to /dev/null, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
