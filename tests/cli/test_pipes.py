@@ -132,3 +132,10 @@ def test_standard_streams_that_are_closed_do_not_fail_a_verb(shell: Shell, strea
         done = _in_shell(shell, f'echo 1 | ("$@" {closed})', "append", stream_uri)
         assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
     assert shell.ok("read", stream_uri).stdout == b"1\n1\n"
+
+
+def test_a_closed_output_ends_verbs_of_snapshots_quietly(shell: Shell, stream_uri: str) -> None:
+    shell.ok("append", stream_uri, stdin=b"1\n")
+    restore = ("snapshot", "restore", stream_uri, "--fold", "counter")
+    done = _in_shell(shell, '"$@" | true; echo "${PIPESTATUS[0]}"', *restore)
+    assert (done.stdout, done.stderr) == (b"141\n", b"")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamfold.cli.connection import open_basin, verb
-from streamfold.cli.exit_status import ExitStatus, VerbFailedError
+from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
 from streamfold.cli.json_output import Shape
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output
@@ -77,7 +77,7 @@ def _report_progress(work: Work) -> Work:
 def _exit_statuses() -> Iterator[None]:
     try:
         yield
-    except VerbFailedError:
+    except (VerbFailedError, OutputClosedError):
         raise
     except StreamfoldError as error:
         fitting = [status for kind, status in _STATUSES if isinstance(error, kind)]
