@@ -259,6 +259,18 @@ def test_a_copy_to_a_basin_that_cannot_be_created_says_how_basins_are_named(
     )
 
 
+@pytest.mark.parametrize("option", ["--token-file", "--encryption-key-file"])
+def test_a_secret_that_is_not_text_is_refused_and_not_shown(
+    shell: Shell, tmp_path: Path, option: str
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"hidden\xff")
+    refused = shell("read", "s2://some-basin/some", option, str(file))
+    assert refused.status == 2
+    assert f"{file} is not text: put" in refused.stderr
+    assert "hidden" not in refused.stderr
+
+
 async def test_an_append_whose_answer_is_lost_is_of_unknown_outcome_and_not_repeated(
     shell: Shell, stream_uri: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_an_append_reports_as_json_what_was_acknowledged(shell: Shell, stream_ur
     assert shell.json("append", stream_uri, stdin=b"") == {
         "records": 0, "batches": 0, "start": None, "end": None, "tail": None,
     }  # fmt: skip
+
+
+def test_a_header_has_the_bytes_that_were_given(shell: Shell, stream_uri: str) -> None:
+    given = os.fsdecode(b"k\xff=v\xfe")
+    shell.ok("append", stream_uri, "--header", given, stdin=b"x\n")
+    (found,) = shell.ok("read", stream_uri, "--format", "base64").objects
+    assert found["headers"] == [
+        [base64.b64encode(b"k\xff").decode(), base64.b64encode(b"v\xfe").decode()]
+    ]
 
 
 def test_a_file_is_read_instead_of_standard_input(

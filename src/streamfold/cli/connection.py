@@ -13,7 +13,14 @@ import click
 
 from streamfold.cli.output import Output
 from streamfold.cli.parameters import FencingToken
-from streamfold.cli.target import FILE, JSON_OPTION, TARGET_OPTIONS, Target, find_target
+from streamfold.cli.target import (
+    FILE,
+    JSON_OPTION,
+    TARGET_OPTIONS,
+    Target,
+    find_target,
+    read_secret,
+)
 from streamfold.errors import InvalidError
 from streamfold.extras import needing_extra
 from streamfold.model.names import StreamRef, is_bucket_name
@@ -165,5 +172,5 @@ def condition_options(function: Function) -> Function:
 
 def open_stream(s2: S2, ref: StreamRef, key_file: Path | None) -> S2Stream:
     """Open the stream, with its encryption key if a file is given."""
-    key = key_file.read_text().strip() if key_file else None
+    key = read_secret(key_file, "the key in base64") if key_file else None
     return open_basin(s2, ref.basin).stream(ref.stream, encryption_key=key)

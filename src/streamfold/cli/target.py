@@ -135,7 +135,7 @@ def tls_advice(endpoint: str, problem: str) -> str | None:
 
 def read_token(file: Path | None) -> str | None:
     """Return the token of the file, or else of the environment; None if there is none."""
-    token = (file.read_text() if file else os.environ.get(TOKEN, "")).strip()
+    token = read_secret(file, "an access token") if file else os.environ.get(TOKEN, "").strip()
     if file and not token:
         raise VerbFailedError(
             "token_missing",
@@ -144,3 +144,13 @@ def read_token(file: Path | None) -> str | None:
             ExitStatus.USAGE,
         )
     return token or None
+
+
+def read_secret(file: Path, what: str) -> str:
+    """Return the text of a file that has nothing but a secret."""
+    try:
+        return file.read_text().strip()
+    except UnicodeDecodeError:  # its cause would have the secret
+        raise VerbFailedError(
+            "invalid", f"{file} is not text: put {what} into it", ExitStatus.USAGE
+        ) from None

@@ -139,7 +139,7 @@ def parse_headers(given: Sequence[str]) -> Headers:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise click.UsageError(f"header {text!r} must be written NAME=VALUE")
-        headers.append((name.encode(), value.encode()))
+        headers.append((os.fsencode(name), os.fsencode(value)))  # the bytes that were given
     return headers
 
 
