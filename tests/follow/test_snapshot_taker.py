@@ -28,6 +28,7 @@ from streamfold.follow import (
 )
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.clients.memory import wall_clock
+from streamfold.follow.encoding.record_forms import Frame, Opening
 from streamfold.follow.encoding.stream_writer import Sizes
 from streamfold.follow.snapshots.taker import RetentionRules, SnapshotTaker
 from streamfold.model.records import Record
@@ -510,3 +511,24 @@ async def test_records_at_hand_are_not_applied_to_the_state_that_replaces_theirs
         cut.whole = False
         assert await taker._write_anywhere() is None
         assert taker.state.value["seen"] == ledger.expected
+
+
+async def test_a_taker_that_leaves_another_its_turn_does_not_ask_at_every_record(
+    ledger: Ledger,
+) -> None:
+    seen: list[Outcome] = []
+    policy = Policy(records=1, bytes=None, replay=None)
+    async with ledger.taker(
+        in_stream(), policy=policy, on_taken=lambda taken: seen.append(taken.outcome)
+    ) as taker:
+        running = asyncio.create_task(taker.run())
+        opening = Frame("another", 0, Opening(0, "json")).record(b"")
+        await ledger.stream.append([opening])
+        for _ in range(50):
+            await ledger.add(1)
+            await asyncio.sleep(0.002)
+        assert taker.state.cursor > 40
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert set(seen) == {Outcome.ANOTHERS}
+    assert len(seen) <= 2

@@ -177,10 +177,11 @@ class SnapshotTaker(Generic[S]):
 
     async def run(self) -> None:
         """Take snapshots whenever the policy says so, until cancelled or fenced off."""
-        failures = 0
+        failures, look_again = 0, 0.0
         while True:
-            reason = await self._reason()
-            wait = wait_for(self._policy, self.since())
+            rest = max(0.0, look_again - time.monotonic())
+            reason = None if rest else await self._reason()
+            wait = rest or wait_for(self._policy, self.since())
             if reason is not None:
                 try:
                     taken = await self.take()
@@ -191,7 +192,9 @@ class SnapshotTaker(Generic[S]):
                 failures = 0
                 logger.info("snapshot at %d: %s (%s)", taken.cursor, taken.outcome, reason)
                 self._on_taken(taken)
-                wait = _OTHERS_PAUSE if taken.outcome is Outcome.ANOTHERS else None
+                wait = None
+                if taken.outcome is Outcome.ANOTHERS:
+                    wait, look_again = _OTHERS_PAUSE, time.monotonic() + _OTHERS_PAUSE
             await self._follower.advance(wait)
 
     async def _reason(self) -> str | None:
