@@ -42,6 +42,13 @@ def test_a_header_has_the_bytes_that_were_given(shell: Shell, stream_uri: str) -
     ]
 
 
+def test_a_tail_has_any_timestamp_that_a_client_chose(shell: Shell, basin: str) -> None:
+    uri = f"s2://{basin}/stamped"
+    shell.ok("create-stream", uri, "--timestamping-uncapped")
+    shell.ok("append", uri, "--format", "json", stdin=b'{"timestamp": 9000000000000000000}\n')
+    assert shell.ok("check-tail", uri).text == "seq_num 1, timestamp 9000000000000000000\n"
+
+
 def test_a_file_is_read_instead_of_standard_input(
     shell: Shell, stream_uri: str, tmp_path: Path
 ) -> None:

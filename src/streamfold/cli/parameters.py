@@ -40,9 +40,9 @@ class Duration(click.ParamType[int]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         text = str(value).strip().lower()
-        if text.isascii() and text.isdigit():
-            return int(text)
         try:
+            if text.isascii() and text.isdigit():
+                return int(text)
             return parse_seconds(text)
         except ValueError:
             self.fail(f"{value!r} is not a duration: write it like 90s, 15m, 7d", param, ctx)

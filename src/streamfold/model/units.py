@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from decimal import Decimal
+from decimal import Decimal, getcontext
 
 #: Nanoseconds of each unit of time.
 _TIME_UNITS = {
@@ -57,6 +57,8 @@ def _nanoseconds(text: str) -> Decimal:
         total, end = total + Decimal(part[1]) * _TIME_UNITS[unit], part.end()
     if not end or end != len(text):
         raise ValueError("must be a time with a unit, such as 250ms, 30s, 5m, 6h or 1d")
+    if total.adjusted() >= getcontext().prec:
+        raise ValueError("must be shorter")  # it is no longer exact
     return total
 
 

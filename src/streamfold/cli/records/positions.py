@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,9 +34,12 @@ _U64_MAX = (1 << 64) - 1
 async def check_tail(s2: S2, output: Output, ref: StreamRef) -> None:
     """Show the seq_num that the next record gets, and the timestamp of the last."""
     tail = await open_basin(s2, ref.basin).stream(ref.stream).check_tail()
-    moment = rfc3339(datetime.fromtimestamp(tail.timestamp / 1000, UTC))
-    text = f"seq_num {tail.seq_num}, timestamp {tail.timestamp} ({moment})"
-    output.show(json_output.position(tail), text if tail.timestamp else f"seq_num {tail.seq_num}")
+    text = f"seq_num {tail.seq_num}"
+    if tail.timestamp:
+        text += f", timestamp {tail.timestamp}"
+        with suppress(ValueError, OverflowError, OSError):  # clients choose timestamps, in any unit
+            text += f" ({rfc3339(datetime.fromtimestamp(tail.timestamp / 1000, UTC))})"
+    output.show(json_output.position(tail), text)
 
 
 @verb("trim", changes=True)
@@ -56,8 +60,8 @@ async def trim(
 ) -> None:
     """Remove all records before SEQ_NUM, so that they can no longer be read.
 
-    A trim is itself a record, and is acknowledged as one. At or beyond the tail, where it removes every
-    record, it asks first, unless --yes is given.
+    A trim is itself a record, and is acknowledged as one. Beyond the tail it asks first, unless --yes
+    is given.
     """
     from s2_sdk import CommandRecord
 

@@ -172,9 +172,16 @@ def _operations(text: str | None) -> list[Operation]:
 def _expiry(seconds: int | None, moment: int | None) -> datetime | None:
     if seconds is not None and moment is not None:
         raise click.UsageError("--expires-in and --expires-at exclude each other: give one")
-    if seconds is not None:
-        return datetime.fromtimestamp(time.time() + seconds, UTC)
-    return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
+    if seconds is None and moment is None:
+        return None
+    try:
+        return datetime.fromtimestamp(
+            time.time() + seconds if seconds is not None else (moment or 0) / 1000, UTC
+        )
+    except (ValueError, OverflowError, OSError):  # which one depends on the system
+        raise click.UsageError(
+            "an expiry after the year 9999 cannot be kept: give an earlier one, or none"
+        ) from None
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
