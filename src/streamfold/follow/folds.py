@@ -147,8 +147,10 @@ def _named(name: str, key_field: str, key_header: str | None) -> tuple[Any, Call
         )
     try:
         fold = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a relative name
         raise InvalidError(
             f"fold {name!r} cannot be loaded ({error}): its module must be importable from here"
         ) from error
+    if not callable(fold):
+        raise InvalidError(f"fold {name!r} is not a function: it takes a state and a record")
     return fold, getattr(fold, "initial", dict)

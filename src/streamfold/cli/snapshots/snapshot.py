@@ -165,7 +165,8 @@ async def run(
     from streamfold.follow import Policy
 
     limits = (records, size, age, replay)
-    policy = Policy(records, size, age, replay) if any(limits) else Policy()
+    given_any = any(limit is not None for limit in limits)
+    policy = Policy(records, size, age, replay) if given_any else Policy()
 
     def show(taken: Taken) -> None:
         _show_taken(output, taken)
