@@ -184,6 +184,25 @@ async def test_a_store_whose_closing_is_given_up_leaves_nothing_running(bench: B
         await store.create_stream(BASIN, STREAM)
 
 
+async def test_closing_ends_although_storage_is_silent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_answer(*, flush: bool = True) -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(10) as limit:
+        async with bench.store(StoreSettings(commit_timeout=0.5)) as store:
+            await store.create_basin(BASIN)
+            await store.create_stream(BASIN, STREAM)
+            await store.append(BASIN, STREAM, bodies("a"))
+            engine = bench.engine
+            monkeypatch.setattr(engine, "close", no_answer)
+    assert not limit.expired()
+    async with bench.store() as store:
+        assert await read_bodies(store) == [b"a"]
+    await engine.inner.close(flush=False)
+
+
 async def test_closing_lets_go_of_followers(bench: Bench) -> None:
     async with bench.store() as store:
         await store.create_basin(BASIN)

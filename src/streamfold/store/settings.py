@@ -23,7 +23,7 @@ class StoreSettings:
     #: Minimum seconds from the start of one commit to the next: for buckets whose requests cost.
     commit_interval: float = 0.0
     #: Seconds after which the outcome of a commit without an answer counts as unknown. An error from
-    #: storage counts at once.
+    #: storage counts at once. Closing waits for storage for as long.
     commit_timeout: float = 30.0
     #: Bytes of recent records kept in memory, over all streams, for readers at the tail.
     recent_bytes: int = 64 << 20

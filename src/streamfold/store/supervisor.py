@@ -168,7 +168,8 @@ class Supervisor:
             finally:
                 self.current = None
                 mounted.mount.abandon(self._refusal)
-                await _close(mounted.mount.engine, flush=failure is None)
+                silence = self._settings.commit_timeout if failure is None else _CLOSE_TIMEOUT
+                await _close(mounted.mount.engine, silence, flush=failure is None)
             self.failures += 1
             logger.warning("storage failed and is closed: %s", failure)
             if self._final:
@@ -225,7 +226,7 @@ class Supervisor:
             files = ChunkFiles(self._chunks, engine.epoch, self._file_limits)
             mount = await Mount.start(engine, self._settings, self.admission, self._now, files)
         except BaseException:
-            await _close(engine, flush=False)
+            await _close(engine, _CLOSE_TIMEOUT, flush=False)
             raise
         catalog = Catalog(mount, NamedLocks(), self._now)
         tokens = AccessTokens(mount, self._now)
@@ -323,10 +324,13 @@ async def _check_format(engine: Engine) -> None:
         )
 
 
-async def _close(engine: Engine, *, flush: bool) -> None:
-    """Close `engine`, with a timeout after a failure: the next one fences it in any case."""
+async def _close(engine: Engine, silence: float, *, flush: bool) -> None:
+    """Close `engine`, or give up after `silence` seconds: all commits are durable without that.
+
+    The next engine fences this one in any case, and finds in the log what was not flushed.
+    """
     try:
-        async with asyncio.timeout(None if flush else _CLOSE_TIMEOUT):
+        async with asyncio.timeout(silence):
             await engine.close(flush=flush)
     except (StreamfoldError, TimeoutError) as error:
         logger.warning("storage did not close cleanly: %r", error)
