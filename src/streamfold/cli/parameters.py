@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +30,18 @@ class ByteSize(click.ParamType[int]):
             return parse_size(str(value))
         except ValueError:
             self.fail(f"{value!r} is not a size: write it like 64MiB", param, ctx)
+
+
+class FiniteFloat(click.FloatRange):
+    """A number within bounds; inf and nan, which every comparison lets pass, are refused."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 class Duration(click.ParamType[int]):

@@ -15,7 +15,7 @@ import numpy as np
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.json_output import Shape
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import BasinType, ByteSize, Duration
+from streamfold.cli.parameters import BasinType, ByteSize, Duration, FiniteFloat
 from streamfold.cli.records.load import (
     MIB,
     RECORD_MAX,
@@ -54,7 +54,7 @@ _HEADINGS = ("", "records", "MiB", "seconds", "records/s", "MiB/s", *_NAMES)
 @click.option(
     "--target-mibps",
     "-t",
-    type=click.FloatRange(min=0),
+    type=FiniteFloat(min=0),
     default=1.0,
     show_default=True,
     help="MiB per second to append; 0 for as many as the server takes.",

@@ -18,6 +18,7 @@ from streamfold.cli.connection import open_basin, open_client
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import confirm, yes_option
+from streamfold.cli.parameters import FiniteFloat
 from streamfold.cli.target import FILE, Target, find_target
 from streamfold.extras import needing_extra
 from streamfold.wording import reason_of
@@ -98,7 +99,7 @@ def ingest() -> None:
 @click.option("--recopy", is_flag=True, help="Copy all tables again, with a new slot.")
 @click.option(
     "--heartbeat",
-    type=click.FloatRange(min=0.1),
+    type=FiniteFloat(min=0.1),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

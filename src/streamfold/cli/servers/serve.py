@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from streamfold.cli.parameters import ByteSize
+from streamfold.cli.parameters import ByteSize, FiniteFloat
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
 from streamfold.model.units import parse_duration
@@ -117,7 +117,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option(
     "--commit-interval",
-    type=click.FloatRange(min=0),
+    type=FiniteFloat(min=0),
     envvar="STREAMFOLD_COMMIT_INTERVAL",
     show_envvar=True,
     help="Seconds between commits, at least: for buckets whose requests cost.  "
@@ -125,7 +125,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option(
     "--commit-timeout",
-    type=click.FloatRange(min=0.1),
+    type=FiniteFloat(min=0.1),
     default=_DEFAULTS.commit_timeout,
     show_default=True,
     envvar="STREAMFOLD_COMMIT_TIMEOUT",
@@ -142,7 +142,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option(
     "--trim-grace",
-    type=click.FloatRange(min=0, max=3600),
+    type=FiniteFloat(min=0, max=3600),
     default=_DEFAULTS.trim_grace,
     show_default=True,
     envvar="STREAMFOLD_TRIM_GRACE",
@@ -151,7 +151,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option(
     "--reclaim-after",
-    type=click.FloatRange(min=1),
+    type=FiniteFloat(min=1),
     default=_DEFAULTS.reclaim_after,
     show_default=True,
     envvar="STREAMFOLD_RECLAIM_AFTER",
@@ -195,7 +195,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option(
     "--long-poll",
-    type=click.FloatRange(min=0.01, max=300),
+    type=FiniteFloat(min=0.01, max=300),
     default=Configuration().long_poll,
     show_default=True,
     help="Seconds that a long-poll of a Durable Stream waits.",

@@ -17,6 +17,7 @@ import click
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.json_output import Shape
 from streamfold.cli.output import Output
+from streamfold.cli.parameters import FiniteFloat
 from streamfold.cli.servers.server_metrics import Reading, read_metrics, view
 from streamfold.cli.target import JSON_OPTION, TARGET_OPTIONS, Target, find_target
 from streamfold.cli.terminal import aligned, inert, styled
@@ -42,7 +43,7 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 @click.command()
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=FiniteFloat(min=0.1, max=3600),
     default=2.0,
     show_default=True,
     help="Seconds between two readings.",
