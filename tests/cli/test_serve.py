@@ -234,6 +234,21 @@ def test_options_that_make_no_sense_are_refused(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "content", [b"\xd2 random bytes \xff, as of openssl rand 32", b"a-token-of-two-\nlines-is-none"]
+)
+def test_a_root_token_that_no_client_can_send_is_refused(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(SystemExit) as left:
+        # The bucket is refused, too: so nothing is served if the token is not.
+        main(["serve", "--root-token-file", str(file), "--bucket", ""])
+    assert left.value.code == 1
+    assert "is not one line of text" in capsys.readouterr().err
+
+
 def test_sizes_are_written_for_people() -> None:
     size = ByteSize()
     assert size.convert("64MiB", None, None) == 64 << 20

@@ -335,8 +335,14 @@ def _warn(text: str) -> None:
 
 def _root_token(file: Path | None) -> Secret:
     """Read the root token from its file, or else from the environment."""
-    text = file.read_text() if file else os.environ.get(_ROOT_TOKEN, "")
+    # Bytes that are not UTF-8 become characters that cannot be printed.
+    text = file.read_text(errors="surrogateescape") if file else os.environ.get(_ROOT_TOKEN, "")
     token = text.strip()
+    if not token.isprintable():
+        raise InvalidError(
+            f"the root token in {file or _ROOT_TOKEN} is not one line of text, so that no client can "
+            "send it in a header: put one there, for example from `openssl rand -base64 32`"
+        )
     if len(token) < _ROOT_TOKEN_MIN:
         raise InvalidError(
             f"the root token has {len(token)} characters: put one of at least {_ROOT_TOKEN_MIN} "
