@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import errno
+import io
 import json
+import logging
+import sys
 from typing import Any
 
 import pytest
 
 from streamfold.server.main import running_server
-from tests.server.conftest import BASIN, STREAM, configuration
+from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION, append_frame
 from tests.server.raw_h2 import h2_client
 
@@ -40,6 +44,43 @@ async def test_every_request_leaves_a_line_without_its_secrets(
     assert session["sent"] > 0
     assert missing["status"] == 404
     assert all(line["took"] > 0 for line in (basins, session, missing))
+
+
+class FullDisk(io.BytesIO):
+    """Refuses what is written while it is full."""
+
+    full = True
+    refused = 0
+
+    def write(self, data: Any) -> int:
+        if self.full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+async def test_lines_are_written_again_after_the_disk_was_full(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, former = FullDisk(), sys.stderr
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(disk))
+    caplog.set_level(logging.WARNING, "streamfold.server.http.access_log")
+    async with running_server(configuration(access_log=True)) as server:
+        monkeypatch.setattr(sys, "stderr", former)
+        async with h2_client(server.port) as h2:
+            await h2.exchange("GET", "/v1/basins?limit=2")
+            await until(lambda: disk.refused == 1)
+            await h2.exchange("GET", "/v1/basins?limit=3")
+            await until(lambda: disk.refused == 2)
+            disk.full = False
+            await h2.exchange("GET", "/v1/basins?limit=4")
+            await until(lambda: bool(disk.getvalue()))
+        disk.full = True
+        async with h2_client(server.port) as h2:
+            await h2.exchange("GET", "/v1/basins?limit=5")
+    request, dropped = map(_parse, disk.getvalue().splitlines())
+    assert (request["query"], dropped) == ("limit=4", {"dropped": 2})
+    assert "cannot write the access log" in caplog.text
 
 
 #: Queries, and what the log shows of them.

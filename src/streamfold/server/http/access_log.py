@@ -8,6 +8,7 @@ written by a thread a few times a second, since a log call per request costs as 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,9 @@ from streamfold.model.access_tokens import SECRET_PREFIX
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import memoize_short
 from streamfold.wire.s2.headers import BASIN
+from streamfold.wording import reason_of
+
+logger = logging.getLogger(__name__)
 
 #: Seconds between writes.
 FLUSH_INTERVAL: Final = 0.25
@@ -56,6 +60,8 @@ class AccessLog:
         self._lines: list[bytes] = []
         self._size = 0
         self._dropped = 0
+        #: Whether the last write failed.
+        self._failing = False
 
     def record(self, request: Request, seconds: float) -> None:
         """Record a finished request."""
@@ -74,19 +80,29 @@ class AccessLog:
             yield
         finally:
             writer.cancel()
-            await asyncio.to_thread(self._write, self._take())
+            await self._write_lines()
 
     async def _write_regularly(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL)
             if self._lines:
-                await asyncio.to_thread(self._write, self._take())
+                await self._write_lines()
 
-    def _take(self) -> list[bytes]:
-        """The lines so far; call it in the event loop, as `record`, so that no line is lost."""
+    async def _write_lines(self) -> None:
+        """Write the lines so far; count them as dropped if the output refuses them: a full disk."""
+        # In the event loop, as `record`, so that no line is lost.
         lines, self._lines, self._size = self._lines, [], 0
         dropped, self._dropped = self._dropped, 0
-        return [*lines, b'{"dropped":%d}\n' % dropped] if dropped else lines
+        note = [b'{"dropped":%d}\n' % dropped] if dropped else []
+        try:
+            await asyncio.to_thread(self._write, [*lines, *note])
+        except OSError as error:
+            self._dropped += dropped + len(lines)
+            if not self._failing:
+                logger.warning("cannot write the access log, trying on: %s", reason_of(error))
+            self._failing = True
+        else:
+            self._failing = False
 
     def _write(self, lines: list[bytes]) -> None:
         self._output.write(b"".join(lines))
