@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from streamfold.errors import (
+    AlreadyExistsError,
     InvalidError,
     OutcomeUnknownError,
     ProducerGapError,
@@ -304,3 +305,25 @@ async def test_the_attempt_that_never_waits_agrees_with_the_append_that_may(
         map(str, outcomes[1])
     )
     assert await read(store, "attempts") == await read(store, "waits")
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["refused", "repeated"])
+async def test_a_creation_waits_for_a_close_that_its_answer_depends_on(
+    store: StreamStore, bench: Bench, closed: bool
+) -> None:
+    await create(store, "chat")
+    bench.engine.hold()
+    closing = asyncio.create_task(append(store, "chat", close=True))
+    while not bench.engine._order.locked():  # noqa: ASYNC110  # there is no event for it
+        await asyncio.sleep(0)
+    creation = asyncio.create_task(create(store, "chat", closed=closed))
+    done, _ = await asyncio.wait({creation}, timeout=0.1)
+    bench.engine.resume()
+    assert not done
+    await closing
+    if closed:
+        status, created = await creation
+        assert (status.closed, created) == (True, False)
+    else:
+        with pytest.raises(AlreadyExistsError):
+            await creation

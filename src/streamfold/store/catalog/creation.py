@@ -237,8 +237,10 @@ class Creator:
                 log.terms.content_type = media_type(traits.content_type)
                 await self.catalog.replace_stream(log.ref, row)
                 return
-        await log.settled()  # a refusal may depend on a record that is on its way
-        if not _agrees(log.row.traits or StreamTraits(), log.terms.closed, spec):
+        agrees = _agrees(log.row.traits or StreamTraits(), log.terms.closed, spec)
+        if not agrees or log.terms.closed:
+            await self.mount.settle(log)  # a record or a close may be on its way
+        if not agrees:
             raise AlreadyExistsError("stream", log.name)
 
     async def _insert(self, ref: StreamRef, spec: StreamSpec, former: StreamRow | None) -> None:
