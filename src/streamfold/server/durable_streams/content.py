@@ -59,9 +59,10 @@ class Body(msgspec.Struct, frozen=True, gc=False):
 
 async def read_body(request: Request) -> Body:
     """The whole body; TooLargeError if it has more than an append may have."""
-    if not request.end_is_certain and await _declares_nothing(request):
-        return Body([])
-    check_end(request)
+    if not request.end_is_certain:
+        if await _declares_nothing(request):
+            return Body([])
+        check_end(request)
     if request.declared_size != 0:
         check_plain(request)
     parts = await request.body_parts(APPEND_BYTES_MAX)
