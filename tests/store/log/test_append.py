@@ -356,11 +356,15 @@ async def test_a_refusal_comes_although_others_never_stop_appending(
     for number in range(5):  # there is always one that is not durable
         appends.append(asyncio.create_task(store.append(BASIN, STREAM, bodies("more"))))
         await asyncio.sleep(0.02)
+        while len(begun) <= number:  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0)
         begun[number].set_result(None)
         await appends[number]
     with pytest.raises(SeqNumMismatchError):
         async with asyncio.timeout(5):
             await refused
+    while len(begun) <= 5:  # noqa: ASYNC110  # there is no event for it
+        await asyncio.sleep(0)
     begun[5].set_result(None)
     await appends[5]
 
