@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Callable
+
 import pytest
 from s2_sdk import S2
 
@@ -148,3 +152,51 @@ async def test_changes_of_a_table_that_had_another_name_for_a_while_are_not_miss
         async with following(stream(s2, "public.t"), ["id"]) as until:
             rebuilt = await until(lambda table: (3,) in table.rows)
     assert rebuilt.table("id") == [(1,), (2,), (3,)]
+
+
+async def _noted(s2: S2, options: IngestOptions, condition: Callable[[set[str]], bool]) -> None:
+    """Wait until the marks in the last note of the only table meet the condition."""
+    control = stream(s2, options.control_stream)
+    async with asyncio.timeout(60):
+        while True:
+            (last,) = await control.peek((await control.check_tail()).seq_num - 1, 1)
+            (noted,) = json.loads(last.body)["tables"].values()
+            if condition(set(noted["marks"])):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_table_that_is_emptied_and_altered_later_is_not_copied_again(
+    database: str, s2: S2
+) -> None:
+    execute(database, _PLAIN.replace("{}", "t"))
+    options, file = _options(database, "t"), "SELECT relfilenode FROM pg_class WHERE relname = 't'"
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        execute(database, "TRUNCATE t")
+        ((number,),) = execute(database, file)
+        await _noted(s2, options, lambda marks: f"f{number}" in marks)
+        execute(database, "ALTER TABLE t ADD w int", "INSERT INTO t VALUES (3, 3, 3)")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            await until(lambda found: (3,) in found.rows)
+            await running.followed()
+            execute(database, "INSERT INTO t VALUES (4, 4, 4)")
+            rebuilt = await until(lambda found: (4,) in found.rows)
+    assert _copies(rebuilt) == 1
+
+
+async def test_a_partition_that_is_new_and_dropped_later_takes_its_rows_along(
+    database: str, s2: S2
+) -> None:
+    execute(database, _PARTS.replace("{}", "t"))
+    options = _options(database, "t")
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        execute(database, "CREATE TABLE t_3 PARTITION OF t FOR VALUES FROM (100) TO (200)",
+                "INSERT INTO t VALUES (150, 3)")  # fmt: skip
+        await _noted(s2, options, lambda marks: sum(mark[0] == "p" for mark in marks) == 3)
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            await until(lambda found: (150,) in found.rows)
+            execute(database, "DROP TABLE t_3")
+            rebuilt = await until(lambda found: _copies(found) > 1)
+    assert rebuilt.table("id") == [(1,), (60,)]

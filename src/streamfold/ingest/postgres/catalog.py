@@ -134,6 +134,16 @@ def is_altered(noted: Iterable[str], found: Iterable[str]) -> bool:
     return bool(gone - {"f", "x"}) or gone == {"f", "x"}
 
 
+def adopted_marks(noted: Iterable[str], found: Sequence[str]) -> tuple[str, ...]:
+    """Return the marks to note in place of `noted` if the table is not altered.
+
+    So that a label or a partition that is new is missed once it is gone, and so that VACUUM FULL and
+    a later change of a column are not taken for one. The key is kept while there is none.
+    """
+    keys = [] if any(mark[0] == "k" for mark in found) else [m for m in noted if m[0] == "k"]
+    return (*found, *keys)
+
+
 def check_server(cursor: Any) -> None:
     """Raise SourceUnusableError unless the server can send changes."""
     version = cursor.connection.server_version

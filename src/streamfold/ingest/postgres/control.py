@@ -8,12 +8,12 @@ changes may be missing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from streamfold.ingest.errors import SlotLostError, SourceUnusableError
-from streamfold.ingest.postgres.catalog import Column, Table
+from streamfold.ingest.postgres.catalog import Column, Table, adopted_marks
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text, parse_lsn
 from streamfold.ingest.postgres.slot import Slot, System
 from streamfold.ingest.table_stream import (
@@ -145,11 +145,11 @@ class Control:
             self.tables[table.full_name] = TableNote.of(table)
         await self.note(self.lsn)
 
-    def adopt_marks(self, table: Table) -> None:
-        """Keep the marks of a table whose note an older version wrote; `note` makes that durable."""
-        noted = self.tables[table.full_name]
-        if not noted.marks:
-            self.tables[table.full_name] = msgspec.structs.replace(noted, marks=table.marks)
+    def adopt_marks(self, table: str, found: Sequence[str]) -> None:
+        """Take over the marks of a table that is not altered; `note` makes that durable."""
+        noted = self.tables[table]
+        marks = adopted_marks(noted.marks, found)
+        self.tables[table] = msgspec.structs.replace(noted, marks=marks)
 
     async def note_copied(self, table: str, lsn: str) -> None:
         """Note durably that the first copy of a table is complete."""

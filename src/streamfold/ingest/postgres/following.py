@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.extras import needing_extra
 from streamfold.ingest.cancellation import raise_if_cancelled
@@ -24,6 +26,7 @@ from streamfold.ingest.errors import (
 )
 from streamfold.ingest.postgres.catalog import (
     Table,
+    adopted_marks,
     column_numbers,
     is_altered,
     is_extension,
@@ -185,7 +188,7 @@ class Following:
             if now - noted_at >= heartbeat:
                 noted_at = now
                 await self._note_reached()
-                await asyncio.to_thread(self._observe, slot)
+                await self._adopt(await asyncio.to_thread(self._observe, slot))
                 await self._trim()
                 self._on_progress()
             # A server that shuts down asks again and again until everything is confirmed.
@@ -403,8 +406,20 @@ class Following:
         async with self._noting:  # batches note what they declare
             await self._control.note(max(lsn, self._control.lsn))
 
-    def _observe(self, slot: str) -> None:
-        """Look at slot and publication as the server sees them."""
+    async def _adopt(self, marks: Mapping[str, Sequence[str]]) -> None:
+        """Note the marks of tables that are not altered, if they have others now."""
+        changed = False
+        for name, noted in self._declared.items():
+            found = adopted_marks(noted.marks, marks.get(name, ()))
+            if set(found) != set(noted.marks):
+                self._declared[name] = msgspec.structs.replace(noted, marks=found)
+                self._control.adopt_marks(name, found)
+                changed = True
+        if changed:
+            await self._note(self._control.lsn)
+
+    def _observe(self, slot: str) -> dict[str, tuple[str, ...]]:
+        """Look at slot and publication as the server sees them; return the marks of the tables."""
         with self._database.query() as cursor:
             found = find_slot(cursor, slot)
             published = published_tables(cursor, self._publication)
@@ -417,7 +432,7 @@ class Following:
             if is_altered(noted.marks, marks.get(name, ())):
                 raise CopyStaleError(name, _ALTERED)
         if found is None:
-            return  # the connection that follows it will fail
+            return marks  # the connection that follows it will fail
         self._progress.lag_bytes = max(0, found.lag_bytes)
         self._progress.retained_bytes = max(0, found.retained_bytes)
         if found.retained_bytes > self._retained_warn:
@@ -427,6 +442,7 @@ class Following:
                 found.retained_bytes >> 20,
                 slot,
             )
+        return marks
 
     async def _confirm(self, replication: Replication, silence: float) -> None:
         """Confirm what the streams have, and ask for an answer if the server was silent for long.

@@ -322,7 +322,7 @@ class PostgresIngest:
                 logger.warning("table %s is copied again", table.full_name)
                 again.append(table.full_name)
             elif noted is not None:
-                control.adopt_marks(table)
+                control.adopt_marks(table.full_name, table.marks)
         if again and self._options.one_stream:
             # Notes first: the next record of the stream hides what is there of other tables.
             control.forget_copies(again)
