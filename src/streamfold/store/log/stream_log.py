@@ -177,7 +177,7 @@ class StreamLog:
         return self._now() > self._expiry_holds_until
 
     def replace_row(self, row: StreamRow) -> None:
-        """Apply a changed row, which is durable."""
+        """Apply a changed row, which is durable, or is committed next."""
         self.row = row
         self.deleting = row.deleted_at is not None
         self.age_limit = age_limit(row.config)
