@@ -210,6 +210,7 @@ def _listening_addresses(port: int) -> set[str]:
     ("arguments", "complaint"),
     [
         (["--bucket", "b", "--local-root", "/tmp/no-such-folder"], "choose one"),
+        (["--path", "prod"], "give a local root or a bucket"),
         (["--tls-cert", __file__], "need each other"),
         (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
         (["--append-inflight-bytes", "lots"], "64MiB"),

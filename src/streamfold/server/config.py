@@ -162,6 +162,11 @@ def store_location(local_root: Path | None, bucket: str | None, path: str) -> st
         return f"s3://{bucket}/{below}" if below else f"s3://{bucket}"
     if local_root is not None:
         return (local_root.resolve() / below).as_uri()
+    if below:
+        raise InvalidError(
+            f"the path {path!r} is within a folder or a bucket: give a local root or a bucket, because "
+            "records in memory are lost when the server ends"
+        )
     return "memory:"
 
 
