@@ -15,9 +15,10 @@ from streamfold.server.http.access_log import AccessLog
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.cors import PagePolicy
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.headers import text_of
 from streamfold.server.http.listener import STREAMS_MAX
 from streamfold.server.http.problems import ClientHangupError, ProblemWriter, answer_problem
-from streamfold.server.http.request import Request, text_of
+from streamfold.server.http.request import Request
 from streamfold.server.http.router import Route, Router, memoize_short
 
 #: A name or an address, with an optional port, by RFC 3986.

@@ -19,8 +19,9 @@ from streamfold.errors import StoreClosingError
 from streamfold.model.positions import StreamPosition
 from streamfold.server.auth import ActiveGrant
 from streamfold.server.http.drain import DrainGate, WaitGuard
+from streamfold.server.http.headers import Headers
 from streamfold.server.http.problems import ClientHangupError
-from streamfold.server.http.request import Headers, Request
+from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import SHARED_PIECE, Buffer, ResponseStream
 from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch

@@ -13,8 +13,9 @@ from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFo
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.resources import OCTETS, StreamStatus
 from streamfold.server.http.bodies import NO_STORE, answer_json, limited_chunks
+from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import LIGHT_BYTES
-from streamfold.server.http.request import LIST_ROOM, Headers, Request
+from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.response_stream import PIECE
 from streamfold.server.live_reads import ReaderFairness
 from streamfold.store.catalog.snapshots import READ_PIECE, Publication, Snapshot

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamfold.model.positions import U64_MAX
-from streamfold.server.http.request import Request, parse_content_length
+from streamfold.server.http.headers import parse_content_length
+from streamfold.server.http.request import Request
 from streamfold.server.http.router import KEPT, PUBLIC, SHORT_MAX, Router, memoize_short
 from streamfold.wire.text import from_bytes, parse_unsigned
 

@@ -23,7 +23,8 @@ from streamfold.errors import (
     TooLargeError,
 )
 from streamfold.server.http.bodies import NO_STORE, answer_json
-from streamfold.server.http.request import Headers, Request
+from streamfold.server.http.headers import Headers
+from streamfold.server.http.request import Request
 from streamfold.wire.durable_streams.headers import NEXT_OFFSET
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2.errors import WireError, describe_failure, shown_message

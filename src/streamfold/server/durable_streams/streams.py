@@ -27,8 +27,9 @@ from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import Body, is_light, read_body, to_batches
 from streamfold.server.durable_streams.paths import StreamPath, parse_stream_path, suggest_path
 from streamfold.server.http.bodies import NO_STORE, answer_json
+from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import ArrivalOrder, ArrivalTurn
-from streamfold.server.http.request import LIST_ROOM, Headers, Request
+from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import memoize_short
 from streamfold.store.catalog.listing import LIST_MAX
 from streamfold.store.durable_streams import (

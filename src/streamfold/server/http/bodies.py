@@ -9,8 +9,9 @@ import msgspec
 
 from streamfold.blob.local_store import WRITE_BUFFER
 from streamfold.errors import TooLargeError
+from streamfold.server.http.headers import Headers, text_of
 from streamfold.server.http.offload import COPIED_BYTES, LIGHT_BYTES
-from streamfold.server.http.request import Headers, Request, text_of
+from streamfold.server.http.request import Request
 from streamfold.wire.compression import COMPRESS_FROM, Compression, compress_if_smaller
 from streamfold.wire.s2 import headers as names
 from streamfold.wire.s2.errors import BadHeaderError, BadJsonError, BadProtoError

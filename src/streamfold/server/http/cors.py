@@ -14,7 +14,8 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from streamfold.errors import InvalidError
-from streamfold.server.http.request import Request, text_of
+from streamfold.server.http.headers import text_of
+from streamfold.server.http.request import Request
 from streamfold.server.http.router import memoize_short
 
 #: Stands for all origins.

@@ -20,14 +20,19 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
-    Iterable,
     Mapping,
 )
-from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
 
-from streamfold.model.positions import U64_MAX
 from streamfold.server.http.connections import Running, client_of
+from streamfold.server.http.headers import (
+    CHALLENGE,
+    Headers,
+    encoded_name,
+    is_ambiguous,
+    parse_content_length,
+    text_of,
+)
 from streamfold.server.http.offload import Arguments, OffloadPool, Result
 from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request_limits import RESERVED_FROM, RequestBudget, Upload
@@ -42,7 +47,7 @@ from streamfold.server.http.response_stream import (
     ResponseStream,
     Send,
 )
-from streamfold.wire.text import ascii_url, from_bytes, parse_unsigned
+from streamfold.wire.text import ascii_url, from_bytes
 
 
 class Arriving(Protocol):
@@ -56,8 +61,6 @@ class Arriving(Protocol):
 
 
 Receive: TypeAlias = Callable[[], Arriving]
-#: Names in lower case.
-Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 #: Bytes up to which an answer goes as one message, by version of HTTP. One over HTTP/2 may be stuck for
 #: each request, one over HTTP/1 for each connection.
@@ -70,9 +73,6 @@ FIRST_MAX: Final = 512 << 10
 #: Bytes that are reserved for a list of a thousand items while it is made.
 LIST_ROOM: Final = FIRST_MAX
 
-#: Digits below which a number is certainly less than 2**64.
-_DIGITS_SURE: Final = 20
-
 #: Seconds after which a reset that made a body look empty has been reported, unless the server is
 #: overloaded: it takes less than a millisecond.
 _RESET_REPORTED: Final = 0.1
@@ -81,24 +81,7 @@ _DISCONNECT = "http.disconnect"
 _ALONE: Final = Running(1, 1, 0)
 #: Methods of requests that have no body, unless they declare its size.
 _BODILESS: Final = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
-
-
-#: Names of headers as bytes: the same few dozen, again and again.
-_encoded = lru_cache(maxsize=256)(str.encode)
-
-
-#: On every answer with status 401, as RFC 9110 demands: some clients do not show such an answer to
-#: their callers without it.
-_CHALLENGE: Final = (b"www-authenticate", b"Bearer")
 _UNAUTHENTICATED: Final = 401
-
-#: Headers that decide who is calling, and from where.
-_SINGLE: Final = frozenset((b"host", b"origin", b"authorization", b"s2-basin"))
-
-
-def _is_ambiguous(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    names = [name for name, _ in headers if name in _SINGLE]
-    return len(names) != len(set(names))
 
 
 class Request:
@@ -166,7 +149,7 @@ class Request:
         #: By name in lower case; the last one where there are several. `header` has them as text.
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         #: Whether a header that may come once came twice: a proxy may have checked the other one.
-        self.ambiguous = len(self.headers) != len(scope["headers"]) and _is_ambiguous(
+        self.ambiguous = len(self.headers) != len(scope["headers"]) and is_ambiguous(
             scope["headers"]
         )
         length = self.headers.get(b"content-length")
@@ -231,7 +214,7 @@ class Request:
 
     def header(self, name: str) -> str | None:
         """The value of a header, by its name in lower case; the last one where there are several."""
-        value = self.headers.get(_encoded(name))
+        value = self.headers.get(encoded_name(name))
         return None if value is None else text_of(value)
 
     async def body(self, limit: int) -> bytes | None:
@@ -421,7 +404,7 @@ class Request:
         if self.method == "HEAD":
             body = b""  # no lower layer removes it, and over HTTP/2 it would break the connection
         if status == _UNAUTHENTICATED:
-            headers = (*headers, _CHALLENGE)
+            headers = (*headers, CHALLENGE)
         if not self._watches(len(body)):
             self.sent = len(body)
             if self._reservation is not None:
@@ -499,17 +482,6 @@ class Request:
         chunk: bytes = message["body"]
         self.received += len(chunk)
         return chunk if chunk or self._to_come else None
-
-
-#: The value of a header as text.
-text_of = from_bytes
-
-
-def parse_content_length(raw: bytes) -> int | None:
-    """The number of bytes that the header declares; None if it is not a number of 64 bits."""
-    if len(raw) < _DIGITS_SURE and raw.isdigit():
-        return int(raw)  # in fewer steps: nearly every request with a body has one
-    return parse_unsigned(text_of(raw), U64_MAX)
 
 
 def _hung_up() -> ClientHangupError:

@@ -18,8 +18,9 @@ from streamfold.server.http.bodies import (
     compression_of,
 )
 from streamfold.server.http.drain import DrainGate, WaitGuard
+from streamfold.server.http.headers import text_of
 from streamfold.server.http.offload import LIGHT_BYTES, ArrivalOrder
-from streamfold.server.http.request import Request, text_of
+from streamfold.server.http.request import Request
 from streamfold.server.http.router import memoize_short
 from streamfold.server.live_reads import OWN_BATCH, LiveEncoding, LiveReads, SharedEncodings
 from streamfold.server.s2.appends import Appends, AppendSession, Ticket

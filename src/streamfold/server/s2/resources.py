@@ -21,7 +21,8 @@ from streamfold.server.http.bodies import (
     read_json,
     read_optional_json,
 )
-from streamfold.server.http.request import LIST_ROOM, Request, text_of
+from streamfold.server.http.headers import text_of
+from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.store.catalog.account import Account as StoreAccount
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import account as wire

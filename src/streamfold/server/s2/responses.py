@@ -12,9 +12,10 @@ from typing import Final
 from streamfold.errors import StorageFullError, StoreClosingError, UploadsBusyError
 from streamfold.model.positions import STREAM_START
 from streamfold.server.http.bodies import JSON
+from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.problems import log_failure
-from streamfold.server.http.request import Headers, Request
+from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import Buffer, ResponseStream
 from streamfold.server.live_reads import SharedEncodings
 from streamfold.store.read.requests import ReadBatch

@@ -11,7 +11,8 @@ import msgspec
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.grants import Grant
 from streamfold.model.names import StreamRef
-from streamfold.server.http.request import Request, text_of
+from streamfold.server.http.headers import text_of
+from streamfold.server.http.request import Request
 from streamfold.server.s2.resources import parse_ref
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.reader import OpenStream
