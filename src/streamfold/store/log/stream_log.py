@@ -7,9 +7,7 @@ pending ones. So no lock is needed, and the order of the calls is the order of t
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from streamfold.errors import (
     FencingTokenMismatchError,
@@ -33,7 +31,7 @@ from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.retention import Expiry, Lifetime, TrimPoints, age_limit
 from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SealingKey
 from streamfold.store.log.shares import Accepted, AppendAck, Share
-from streamfold.store.log.tail_waiters import TailWaiters, Waiter
+from streamfold.store.log.tail_waiters import DurableWaiters, TailWaiters, Waiter, reject
 from streamfold.store.log.terms import Terms
 from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StoredResume, StreamRow
 
@@ -137,8 +135,7 @@ class StreamLog:
         #: None while there is nothing pending, and nobody who waits: most logs are idle.
         self._pending: list[Accepted] | None = None
         self._unsettled = 0
-        #: Tails that must be durable, in order, with those who wait for that.
-        self._settlers: deque[tuple[int, asyncio.Future[None]]] | None = None
+        self._settlers: DurableWaiters | None = None
         #: None before the first follower.
         self._tail_waiters: TailWaiters | None = None
 
@@ -353,12 +350,10 @@ class StreamLog:
     async def settled(self) -> None:
         """Return once everything accepted so far is durable; raise if that failed."""
         if self._unsettled:
-            settler: asyncio.Future[None] = self._loop.create_future()
             if self._settlers is None:
-                self._settlers = deque()
+                self._settlers = DurableWaiters(self._loop)
             # Not until nothing is pending: on a busy stream, something always is.
-            self._settlers.append((self._next_seq_num, settler))
-            await settler
+            await self._settlers.wait_for(self._next_seq_num)
 
     def waiter(self) -> Waiter:
         """A waiter for a caller of `advanced`; close it afterwards."""
@@ -444,12 +439,8 @@ class StreamLog:
                 chunk = accepted.chunk
                 end = tail if accepted is batches[-1] else chunk.end
                 ack.set_result(AppendAck(chunk.start, end, tail))
-        if self._settlers is not None:
-            while self._settlers and self._settlers[0][0] <= tail.seq_num:
-                settler = self._settlers.popleft()[1]
-                if not settler.done():
-                    settler.set_result(None)
-            self._settlers = self._settlers or None
+        if self._settlers is not None and not self._settlers.wake(tail.seq_num):
+            self._settlers = None
         if chunks or (share.closed and not self.durable_closed):
             self.durable_closed = share.closed
             if self._tail_waiters is not None:
@@ -464,14 +455,14 @@ class StreamLog:
         """
         self.failure = unsent
         pending, self._pending = self._pending or [], None
-        settlers, self._settlers = self._settlers or (), None
+        settlers, self._settlers = self._settlers, None
         given_up = sum(accepted.chunk.metered for accepted in (*written, *pending))
         for accepted in written:
-            _reject(accepted.ack, unknown)
+            reject(accepted.ack, unknown)
         for accepted in pending:
-            _reject(accepted.ack, unsent)
-        for _, settler in settlers:
-            _reject(settler, unknown)
+            reject(accepted.ack, unsent)
+        if settlers is not None:
+            settlers.fail(unknown)
         self.dismiss(unsent)
         return given_up
 
@@ -499,9 +490,3 @@ class LogLease:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _reject(waiter: asyncio.Future[Any], error: Exception) -> None:
-    if not waiter.done():
-        waiter.set_exception(error)
-        waiter.exception()  # marks it as retrieved: the caller may have gone

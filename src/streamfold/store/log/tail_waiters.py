@@ -1,10 +1,10 @@
-"""Followers that wait at the tail of a stream, and how they are woken."""
+"""Those who wait at the tail of a stream: followers, and callers that need it durable."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 from streamfold.errors import StreamfoldError
 
@@ -139,3 +139,38 @@ class Waiter:
             self._set_timer(self._deadline)
         else:
             self.wake(False)
+
+
+class DurableWaiters:
+    """Callers that wait until the tail of their moment is durable."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        #: With the tails, in order.
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def wait_for(self, tail: int) -> asyncio.Future[None]:
+        """Done once `tail` is durable; tails never decrease from call to call."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append((tail, waiter))
+        return waiter
+
+    def wake(self, tail: int) -> bool:
+        """Wake those whose tail is durable now; returns whether others are left."""
+        while self._waiting and self._waiting[0][0] <= tail:
+            waiter = self._waiting.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(None)
+        return bool(self._waiting)
+
+    def fail(self, error: StreamfoldError) -> None:
+        """Raise `error` in all waiters."""
+        for _, waiter in self._waiting:
+            reject(waiter, error)
+
+
+def reject(waiter: asyncio.Future[Any], error: Exception) -> None:
+    """Raise `error` in the one who waits, if anyone still does."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # marks it as retrieved: the caller may have gone
