@@ -113,17 +113,18 @@ async def seek_timestamp(
 async def _seek_timestamp(
     mount: Mount, log: StreamLog, first: int, timestamp: int, key: SealingKey | None
 ) -> int:
-    found = await _first_chunk(
+    tail = int(log.durable.seq_num)
+    chunk = await _first_chunk(
         log,
-        first,
+        range(first, tail),
         lambda seq_num: _bounds_from(mount, log, seq_num, key),
         lambda chunk: chunk.last_timestamp >= timestamp,
     )
-    if found is None:
-        return int(log.durable.seq_num)
-    clear = own_part(await _loaded(mount, log, found), log.row, key)
+    if chunk is None:
+        return tail  # not the tail of now: nobody has looked at what came meanwhile
+    clear = own_part(await _loaded(mount, log, chunk), log.row, key)
     within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
-    return max(found.first_seq_num + within, first)
+    return max(chunk.first_seq_num + within, first)
 
 
 async def apply_retention(mount: Mount, log: StreamLog) -> None:
@@ -136,17 +137,17 @@ async def apply_retention(mount: Mount, log: StreamLog) -> None:
     if log.arrived_at < horizon:
         log.expire(Expiry(limit, int(log.durable.seq_num), now))
         return
-    first = log.trims.effective
-    found = await _first_chunk(
+    first, tail = log.trims.effective, int(log.durable.seq_num)
+    chunk = await _first_chunk(
         log,
-        first,
+        range(first, tail),
         lambda seq_num: _stored_chunk(mount, log, seq_num),
         lambda chunk: chunk.arrived_at >= horizon,
     )
-    if found is None:
-        log.expire(Expiry(limit, int(log.durable.seq_num), now))
+    if chunk is None:
+        log.expire(Expiry(limit, tail, now))  # not beyond: what came meanwhile is new
     else:
-        log.expire(Expiry(limit, max(first, found.first_seq_num), found.arrived_at))
+        log.expire(Expiry(limit, max(first, chunk.first_seq_num), chunk.arrived_at))
 
 
 async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
@@ -168,21 +169,23 @@ async def _loaded(mount: Mount, log: StreamLog, chunk: Chunk) -> Chunk:
 
 async def _first_chunk(
     log: StreamLog,
-    first: int,
+    records: range,
     chunk_at: Callable[[int], Awaitable[Chunk | None]],
     reached: Callable[[Chunk], bool],
 ) -> Chunk | None:
-    """The first chunk from record `first` on for which `reached` is true, as for every later one."""
-    tail = int(log.durable.seq_num)
-    low, high, found = first, tail, None
+    """The first chunk with one of `records` for which `reached` is true, as for every later one.
+
+    None says nothing of records after these, which may be appended during the search.
+    """
+    low, high, first = records.start, records.stop, None
     middle = low  # most often it is the very first chunk
     while low < high:
         chunk = await chunk_at(middle)
-        if chunk is None or chunk.first_seq_num >= tail:
+        if chunk is None or chunk.first_seq_num >= records.stop:
             high = middle
         elif reached(chunk):
-            found, high = chunk, min(middle, chunk.first_seq_num)
+            first, high = chunk, min(middle, chunk.first_seq_num)
         else:
             low = next_segment(chunk, log.row, middle)
         middle = (low + high) // 2
-    return found
+    return first
