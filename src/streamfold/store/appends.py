@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from streamfold.errors import (
+    BasinDeletingError,
     ConditionFailedError,
     StreamDeletingError,
     StreamfoldError,
@@ -198,5 +199,5 @@ async def settle_refusal(error: BaseException, mounted: MountedStore, log: Strea
     """Wait until the state that a refusal depends on is durable: clients may rely on it then."""
     if isinstance(error, ConditionFailedError | TermsError):
         await mounted.mount.settle(log)
-    elif isinstance(error, StreamDeletingError):
+    elif isinstance(error, StreamDeletingError | BasinDeletingError):
         await mounted.catalog.deletion(log.ref)

@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from streamfold.errors import (
+    BasinDeletingError,
     PositionTrimmedError,
     StreamfoldError,
     StreamForkedError,
@@ -187,9 +188,8 @@ class DurableStreams:
             if not isinstance(ack, Unrecorded):
                 return Appended(False, int((await ack).end.seq_num), claim.close, producer)
             log.renew(self.now())
-            mounted.mount.committer.touch(log)
             # Only the terms changed, or nothing did: the state behind that may not be durable yet.
-            await mounted.mount.committer.write([])
+            await mounted.mount.committer.write_with(log)
             repeated = ack is Unrecorded.REPEATED
             return Appended(repeated, int(log.durable.seq_num), log.durable_closed, producer)
 
@@ -266,8 +266,8 @@ class DurableStreams:
         async with self._using(basin, stream) as (mounted, log):
             log.check_key(key)
             if log.renew(self.now()):
-                mounted.mount.committer.touch(log)
-                await mounted.mount.committer.write([])  # otherwise a crash now could end it early
+                # Otherwise a crash now could end the stream early.
+                await mounted.mount.committer.write_with(log)
             start = int(log.durable.seq_num) if seq_num is None else seq_num
             await apply_retention(mounted.mount, log)
             if start < log.readable_from:
@@ -292,6 +292,8 @@ class DurableStreams:
 
     async def _refuse(self, mounted: MountedStore, log: StreamLog) -> None:
         await mounted.catalog.deletion(log.ref)
+        if log.basin_deleting:
+            raise BasinDeletingError(log.basin)
         if await _creator(mounted).forked(log.id):
             raise StreamForkedError(*log.ref)
         raise StreamNotFoundError(*log.ref)

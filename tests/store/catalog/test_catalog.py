@@ -26,7 +26,9 @@ from streamfold.model.configs import (
     TimestampMode,
 )
 from streamfold.model.resources import Provision
+from streamfold.store import keys, rows
 from streamfold.store.read.requests import ReadRequest, from_seq_num
+from streamfold.store.rows import StreamRow
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, bodies
 
@@ -147,6 +149,29 @@ async def test_a_listing_does_not_reach_into_the_next_basin(store: StreamStore) 
     assert [item.name for item in basins.items] == ["test-basin-2"]
 
 
+async def test_the_name_of_a_deleted_stream_can_be_given_to_a_new_one_at_once(
+    store: StreamStore, bench: Bench
+) -> None:
+    await store.append(BASIN, STREAM, bodies("old"))
+    former = await bench.engine.get(keys.stream(BASIN, STREAM))
+    await store.delete_stream(BASIN, STREAM)
+    for turn in range(3):  # also a stream that replaced a deleted one
+        create = store.ensure_stream if turn == 1 else store.create_stream
+        _, provision = await create(BASIN, STREAM)
+        assert provision is Provision.CREATED
+        assert (await store.append(BASIN, STREAM, bodies("new"))).start.seq_num == 0
+        if turn < 2:
+            await store.delete_stream(BASIN, STREAM)
+    for _ in range(2):  # removes what is left of the former ones
+        await store.upkeep()
+    assert former is not None
+    stream_id = rows.decode(former, StreamRow).id
+    assert await bench.engine.get(keys.state(stream_id)) is None
+    assert await bench.engine.get(keys.chunk(stream_id, 0)) is None
+    batch = await store.read(BASIN, STREAM, ReadRequest(from_seq_num(0)))
+    assert [record.body for record in batch.records()] == [b"new"]
+
+
 async def test_a_deleted_stream_stops_at_once_and_its_name_starts_again_at_zero(
     store: StreamStore, bench: Bench
 ) -> None:
@@ -163,8 +188,6 @@ async def test_a_deleted_stream_stops_at_once_and_its_name_starts_again_at_zero(
         await store.read(BASIN, STREAM, request)
     with pytest.raises(StreamDeletingError):
         await store.check_tail(BASIN, STREAM)
-    with pytest.raises(StreamDeletingError):
-        await store.create_stream(BASIN, STREAM)
     with pytest.raises(StreamDeletingError):
         await store.stream_config(BASIN, STREAM)
 

@@ -248,7 +248,7 @@ async def test_the_blob_of_a_snapshot_whose_publisher_went_is_not_collected_befo
 async def test_a_log_stays_in_memory_until_the_snapshot_of_a_publisher_that_went_is_durable(
     bench: Bench,
 ) -> None:
-    async with bench.store(replace(NO_GRACE, idle_streams=1, idle_bytes=0)) as store:
+    async with bench.store(replace(NO_GRACE, idle_streams=1)) as store:
         await prepared(store)
         await create(store, "other")
         mounted = await store._supervisor.mounted()

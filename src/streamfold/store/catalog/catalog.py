@@ -36,7 +36,7 @@ from streamfold.model.configs import (
 from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.resources import BasinInfo, Provision, StreamInfo
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Op
+from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.mount import FirstAppend, Mount
@@ -201,11 +201,10 @@ class Catalog:
     ) -> tuple[StreamInfo, Provision]:
         creation = _creation_hash(token, config)
         async with self.locks.hold(*ref):
-            row = await self.mount.stream(ref)
+            row = await self._row_in_use(ref)
             if row is None:
                 row = await self._insert_stream(ref, config, creation)
                 return stream_info(ref.stream, row), Provision.CREATED
-            _check_stream_active(ref, row)
             if creation is None or creation != row.creation:
                 raise AlreadyExistsError("stream", ref.stream)
             return stream_info(ref.stream, row), Provision.NOOP
@@ -216,11 +215,10 @@ class Catalog:
     ) -> tuple[StreamInfo, Provision]:
         """Create the stream, or give it exactly this configuration over the basin's defaults."""
         async with self.locks.hold(*ref):
-            row = await self.mount.stream(ref)
+            row = await self._row_in_use(ref)
             if row is None:
                 row = await self._insert_stream(ref, config, None)
                 return stream_info(ref.stream, row), Provision.CREATED
-            _check_stream_active(ref, row)
             defaults = (await self._basin_row(ref.basin)).config.default_stream_config
             resolved = resolve(config, defaults)
             if resolved == row.config:
@@ -332,9 +330,27 @@ class Catalog:
                 log.dismiss(StreamDeletingError(*ref))
 
     async def deletion(self, ref: StreamRef) -> None:
-        """Return once a running deletion of the stream is durable."""
+        """Return once a running deletion of the stream, or of its basin, is durable."""
+        await self.deletion_of_basin(ref.basin)
         async with self.locks.hold(*ref):
             pass
+
+    async def deletion_of_basin(self, name: str) -> None:
+        """Return once a running deletion of the basin is durable: a refusal may depend on it."""
+        async with self.locks.hold(name):
+            pass
+
+    async def _row_in_use(self, ref: StreamRef) -> StreamRow | None:
+        """The row of the stream with this name; None if the name can be given to a new stream.
+
+        The name of a deleted stream is free at once, unless forks still need the stream.
+        """
+        row = await self.mount.stream(ref)
+        if row is None or row.deleted_at is None:
+            return row
+        if await first_row(self.mount.engine, *keys.forks_span(row.id)) is not None:
+            raise StreamDeletingError(*ref)
+        return None
 
     async def _insert_stream(
         self, ref: StreamRef, config: StreamConfigLayer, creation: bytes | None
@@ -359,12 +375,21 @@ class Catalog:
     async def _create(
         self, ref: StreamRef, row: StreamRow, first: FirstAppend = lambda log: None
     ) -> LogLease:
-        return await self.mount.create_stream(ref, row, first=first)
+        try:
+            return await self.mount.create_stream(ref, row, first=first)
+        except BasinDeletingError:
+            await self.deletion_of_basin(ref.basin)
+            raise
 
     async def insert(
         self, ref: StreamRef, row: StreamRow, *ops: Op, content: Share | None = None
     ) -> None:
         """Commit a stream with a new id, its first content and `ops`; the caller holds its lock."""
+        try:
+            self.mount.check_basin(ref.basin)
+        except BasinDeletingError:
+            await self.deletion_of_basin(ref.basin)
+            raise
         ids = self.mount.id_rows(row.id)
         await self.mount.put_stream(ref, row, *ids, *ops, content=content)
 

@@ -193,10 +193,9 @@ class Creator:
         async with self._locks(ref, spec.fork.source if spec.fork else ref.stream):
             created = await self._insert_or_match(ref, spec)
             with await self.mount.lease(ref) as log:
-                if created:
-                    log.lifetime.renew(
-                        self.mount.now()
-                    )  # a loaded log has the deadline of its lease
+                # A slow commit may have used up a part of the ttl; the stream must not end early.
+                if created and log.renew(self.mount.now()):
+                    await self.mount.committer.write_with(log)
                 return Creation(
                     log.status, log.row.lineage[-1].end if log.row.lineage else 0, created
                 )
@@ -250,7 +249,8 @@ class Creator:
             return
         with await self.mount.lease(StreamRef(ref.basin, spec.fork.source)) as source:
             await self._check_source(source, spec.content_type)
-            await self._insert_from(ref, spec, former, source)
+            with self.mount.forking(source):
+                await self._insert_from(ref, spec, former, source)
 
     async def _active_basin(self, basin: BasinName) -> BasinRow:
         row = await self.mount.basin(basin)
@@ -337,9 +337,6 @@ class Creator:
         now = row.created_at
         state = StateRow(
             trim_point=source.retained_from if source else 0,
-            bare_seq_num=point.end.seq_num,
-            bare_timestamp=point.end.timestamp,
-            bare_arrived_at=now,
             lease_until=Lifetime.begin(row.traits or StreamTraits(), now).lease_until,
         )
         if point.part is not None:

@@ -257,8 +257,7 @@ class StreamSnapshots:
             if whole_appends:
                 await self._check_boundary(log, seq_num, key)
             log.trim(seq_num)
-            self.mount.committer.touch(log)
-            await self.mount.committer.write([])
+            await self.mount.committer.write_with(log)
 
     async def prune(self, log: StreamLog) -> None:
         """Remove snapshots whose following records are trimmed, and the oldest beyond the limit."""
@@ -307,8 +306,7 @@ class StreamSnapshots:
                 if newest.digest == row.digest:
                     if self._trims(log, new):
                         log.trim(new.seq_num)
-                        self.mount.committer.touch(log)
-                        await self.mount.committer.write([])
+                        await self.mount.committer.write_with(log)
                     return newest
                 raise SnapshotConflictError(
                     f"stream {log.name!r} has another snapshot at {new.seq_num}, with digest "
@@ -316,9 +314,9 @@ class StreamSnapshots:
                 )
             if self._trims(log, new):
                 log.trim(new.seq_num)
-                self.mount.committer.touch(log)
+            # One commit: without the snapshot, the trim would drop records that nothing covers.
             op = keys.snapshot(log.id, new.seq_num), rows.encode(row)
-            await self.mount.committer.write([op])
+            await self.mount.committer.write_with(log, [op])
             return _snapshot(new.seq_num, row)
 
     def _trims(self, log: StreamLog, new: Publication) -> bool:

@@ -109,6 +109,8 @@ class Upkeep:
                 await self.mount.files.sweep(self.mount.engine)
             with _continuing():
                 await self._pass()  # without usage, which is written once per interval
+            with _continuing():
+                await self._delete_obsolete()
             while True:
                 deadline = asyncio.get_running_loop().time() + self.interval
                 while await self._requested_before(deadline):
@@ -124,6 +126,13 @@ class Upkeep:
             await asyncio.Event().wait()  # until it is cancelled
         finally:
             self._due.close()
+
+    async def _delete_obsolete(self) -> None:
+        """Delete the rows of earlier builds that nothing reads any more."""
+        span = keys.OBSOLETE_START, keys.OBSOLETE_END
+        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                await self.mount.committer.write([(key, None) for key, _ in page])
 
     async def settle(self) -> None:
         """Count appends whenever they were to many streams, until cancelled.
@@ -387,21 +396,41 @@ class Upkeep:
                 ops += [(key, None) for key, _ in page]
         return ops
 
-    async def _needed_from(self, stream_id: int, trim_point: int) -> int:
-        """The first record below `trim_point` that a fork still needs, or `trim_point`."""
-        span = keys.forks_span(stream_id)
-        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
+    async def _needed_from(self, stream_id: int, trim_point: int) -> int | None:
+        """The first record below `trim_point` that a fork still needs, or `trim_point`.
+
+        None while that cannot be known: a fork of a fork may be on its way. It inherits what its source
+        had when it was made, so the source's state, which may be trimmed meanwhile, does not speak for
+        it. A fork that is made after its source's state was read needs no more than that state says.
+        """
+        forks: dict[int, ForkRow] = {}
+        while True:
+            needed = trim_point
+            for fork_id, row in forks.items():
+                needed = min(needed, await self._trimmed_to(fork_id, row))
+            if self.mount.is_forking(stream_id):
+                return None
+            known, forks = forks, await self._forks_of(stream_id)
+            if forks.keys() <= known.keys():
+                return needed
+
+    async def _forks_of(self, stream_id: int) -> dict[int, ForkRow]:
+        forks: dict[int, ForkRow] = {}
+        async with aclosing(
+            self.mount.engine.scan(*keys.forks_span(stream_id), first=100)
+        ) as pages:
             async for page in pages:
-                for key, fork in page:
-                    fork_id = keys.fork_id(key)
-                    value = await self.mount.engine.get(keys.state(fork_id))
-                    state = rows.decode(value, StateRow) if value else StateRow()
-                    row = rows.decode(fork, ForkRow)
-                    trims = self.mount.trims_in_memory(_ref(row.basin, row.stream), fork_id)
-                    # Readers of the fork get the records of its last trims for a while.
-                    effective = state.trim_point if trims is None else trims.effective
-                    trim_point = min(trim_point, state.trim_point, effective)
-        return trim_point
+                for key, value in page:
+                    forks[keys.fork_id(key)] = rows.decode(value, ForkRow)
+        return forks
+
+    async def _trimmed_to(self, fork_id: int, fork: ForkRow) -> int:
+        """How far the fork is trimmed, for storage and for its readers."""
+        value = await self.mount.engine.get(keys.state(fork_id))
+        state = rows.decode(value, StateRow) if value else StateRow()
+        trims = self.mount.trims_in_memory(_ref(fork.basin, fork.stream), fork_id)
+        # Readers of the fork get the records of its last trims for a while.
+        return state.trim_point if trims is None else min(state.trim_point, trims.effective)
 
     async def _delete_trimmed(self, ref: StreamRef) -> None:
         """Delete the chunks wholly below the trim point, after storing the tail."""
@@ -415,7 +444,9 @@ class Upkeep:
                 if effective <= trims.collected:
                     return
             needed = await self._needed_from(log.id, effective)
-            log.remember_tail()
+            if needed is None:
+                return  # the clean-up row stays: the next pass tries again
+            log.store_tail()
             await self._commit(log)
             await self._delete_chunks(ref.basin, log.id, keys.chunk(log.id, needed))
             await self.snapshots.prune(log)
@@ -436,8 +467,7 @@ class Upkeep:
 
     async def _commit(self, log: StreamLog) -> None:
         """Make the changed state of `log` durable."""
-        self.mount.committer.touch(log)
-        await self.mount.committer.write([])
+        await self.mount.committer.write_with(log)
 
 
 @contextmanager

@@ -1,0 +1,239 @@
+"""What changes while a call waits for storage: nothing acknowledged is lost, nothing ends early."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamfold.errors import OutcomeUnknownError
+from streamfold.model.configs import BasinConfig, StreamReconfiguration
+from streamfold.model.names import StreamRef
+from streamfold.model.records import Record, trim_record
+from streamfold.store import (
+    ReadRequest,
+    StoreSettings,
+    StreamStore,
+    from_seq_num,
+    from_timestamp,
+    keys,
+    rows,
+)
+from streamfold.store.log import committer
+from streamfold.store.rows import StateRow
+from streamfold.testing.engine_faults import CommitFault
+from tests.store.catalog.test_snapshots import publication
+from tests.store.conftest import BASIN, Bench, Clock, bodies
+from tests.store.durable_streams import append, create, fork_of, read
+
+#: The background does only what a test asks for, and readers read from storage.
+QUIET = StoreSettings(upkeep_interval=1e6, trim_grace=0, recent_bytes=0)
+HOUR = 3600
+
+
+@pytest.fixture
+async def store(bench: Bench) -> AsyncIterator[StreamStore]:
+    async with bench.store(QUIET) as opened:
+        await opened.create_basin(BASIN, BasinConfig(create_stream_on_append=True))
+        yield opened
+
+
+async def id_of(store: StreamStore, stream: str) -> int:
+    mounted = await store._supervisor.mounted()
+    row = await mounted.mount.stream(StreamRef.parse(BASIN, stream))
+    assert row is not None
+    return row.id
+
+
+async def test_a_fork_keeps_what_is_appended_while_its_inherited_records_expire(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    await create(store, "source", b"old")
+    source_id = await id_of(store, "source")
+    clock.pass_seconds(2 * HOUR)
+    await create(store, "fork", fork=fork_of("source", 1))
+    change = StreamReconfiguration(retention=HOUR)
+    await store.reconfigure_stream(BASIN, "fork", change)
+    held = bench.engine.hold_scan(keys.chunk(source_id, 0))
+    searching = asyncio.create_task(store.read(BASIN, "fork", ReadRequest(from_seq_num(1))))
+    await held.answered.wait()
+    await append(store, "fork", b"new")
+    held.release.set()
+    await searching
+    for _ in range(3):
+        await store.upkeep()
+    assert await read(store, "fork", 1) == [b"new"]
+
+
+async def test_a_snapshot_that_trims_during_a_search_of_old_records_stays_with_what_follows(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    await create(store, "s", b"old")
+    await store.reconfigure_stream(BASIN, "s", StreamReconfiguration(retention=HOUR))
+    clock.pass_seconds(HOUR // 2)
+    await append(store, "s", b"younger")
+    clock.pass_seconds(HOUR // 2 + 1)
+    held = bench.engine.hold_scan(keys.chunk(await id_of(store, "s"), 0))
+    searching = asyncio.create_task(store.read(BASIN, "s", ReadRequest(from_seq_num(0))))
+    await held.answered.wait()
+    await store.durable.publish(BASIN, "s", publication(2, trim=True))
+    await store.upkeep()
+    await append(store, "s", b"new")
+    held.release.set()
+    await searching
+    for _ in range(3):
+        await store.upkeep()
+    snapshot = await store.durable.snapshot(BASIN, "s", None)
+    assert snapshot is not None
+    assert snapshot.seq_num == 2
+    assert await read(store, "s", 2) == [b"new"]
+
+
+async def test_a_reader_from_a_timestamp_gets_what_is_appended_while_it_is_searched(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    await create(store, "s", b"0")
+    clock.pass_seconds(1)
+    await append(store, "s", b"1")
+    held = bench.engine.hold_scan(keys.chunk(await id_of(store, "s"), 0))
+    request = ReadRequest(from_timestamp(clock.now))
+    reading = asyncio.create_task(store.read(BASIN, "s", request))
+    await held.answered.wait()
+    await store.durable.publish(BASIN, "s", publication(2, trim=True))
+    await store.upkeep()
+    await append(store, "s", b"2")
+    held.release.set()
+    assert [record.body for record in (await reading).records()] == [b"2"]
+
+
+async def test_a_snapshot_and_its_trim_are_one_commit_however_much_is_pending(
+    store: StreamStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "_STREAMS_MAX", 1)
+    await create(store, "s", b"a")
+    stream_id = await id_of(store, "s")
+    names = [f"other-{number}" for number in range(8)]
+    for name in names:
+        await store.append(BASIN, name, bodies("x"))
+    bench.engine.commits.clear()
+    bench.engine.hold()
+    # Two commits are in flight, then the stream waits, then others do: a commit takes one of them.
+    appends = [
+        asyncio.create_task(store.append(BASIN, name, bodies("x")))
+        for name in (*names[:3], "s", *names[3:])
+    ]
+    await asyncio.sleep(0)
+    publishing = asyncio.create_task(store.durable.publish(BASIN, "s", publication(1, trim=True)))
+    mounted = await store._supervisor.mounted()
+    async with asyncio.timeout(60):
+        while not mounted.mount.trims_in_memory(StreamRef.parse(BASIN, "s"), stream_id).accepted:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    bench.engine.resume()
+    await asyncio.gather(*appends, publishing)
+    (commit,) = [
+        dict(commit)
+        for commit in bench.engine.commits
+        if any(key == keys.snapshot(stream_id, 1) for key, _ in commit)
+    ]
+    state = commit.get(keys.state(stream_id))
+    assert state is not None
+    assert rows.decode(state, StateRow).trim_point == 1
+
+
+async def test_a_snapshot_that_trims_and_fails_after_the_write_is_unknown_and_whole(
+    store: StreamStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "_STREAMS_MAX", 1)
+    await create(store, "s", b"a")
+    bench.engine.fail_next(CommitFault.AFTER)
+    with pytest.raises(OutcomeUnknownError):
+        await store.durable.publish(BASIN, "s", publication(1, trim=True))
+    snapshot = await store.durable.snapshot(BASIN, "s", None)
+    assert snapshot is not None
+    pieces = [piece async for piece in store.durable.snapshot_pieces(snapshot)]
+    assert pieces == [b"state"]
+
+
+async def test_a_fork_of_a_fork_keeps_what_it_inherits_while_its_source_is_cleaned_up(
+    store: StreamStore, bench: Bench
+) -> None:
+    await create(store, "source", b"0", b"1")
+    await create(store, "fork", fork=fork_of("source", 2))
+    await store.append(BASIN, "source", [trim_record(2)])
+    held = bench.engine.hold_scan(keys.forks_span(await id_of(store, "source"))[0])
+    cleaning = asyncio.create_task(store.upkeep())
+    await held.answered.wait()
+    await create(store, "fork of fork", fork=fork_of("fork", 2))
+    await store.append(BASIN, "fork", [trim_record(2)])
+    held.release.set()
+    await cleaning
+    for _ in range(3):
+        await store.upkeep()
+    assert await read(store, "fork of fork") == [b"0", b"1"]
+
+
+async def test_a_fork_of_a_fork_that_is_being_created_keeps_what_it_inherits(
+    store: StreamStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(store, "source", b"0", b"1")
+    await create(store, "fork", fork=fork_of("source", 2))
+    await store.append(BASIN, "source", [trim_record(2)])
+    entered, released = asyncio.Event(), asyncio.Event()
+    mounted = await store._supervisor.mounted()
+    insert = type(mounted.catalog).insert
+
+    async def insert_late(self: object, *args: object, **options: object) -> None:
+        entered.set()
+        await released.wait()
+        await insert(self, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(mounted.catalog), "insert", insert_late)
+    creation = asyncio.create_task(create(store, "fork of fork", fork=fork_of("fork", 2)))
+    await entered.wait()
+    await store.append(BASIN, "fork", [trim_record(2)])
+    cleaning = asyncio.create_task(store.upkeep())
+    # It comes to the source first, and then waits for the fork, which is locked.
+    await asyncio.wait([cleaning], timeout=0.3)
+    released.set()
+    await asyncio.gather(creation, cleaning)
+    for _ in range(3):
+        await store.upkeep()
+    assert await read(store, "fork of fork") == [b"0", b"1"]
+
+
+async def test_a_stream_whose_creation_takes_long_lives_as_long_as_it_says(
+    bench: Bench, clock: Clock
+) -> None:
+    async with bench.store(QUIET) as store:
+        await store.create_basin(BASIN)
+        bench.engine.hold()
+        creation = asyncio.create_task(create(store, "s", b"a", ttl=100))
+        async with asyncio.timeout(60):
+            while not bench.engine._order.locked():  # noqa: ASYNC110  # there is no event for it
+                await asyncio.sleep(0)
+        clock.pass_seconds(90)
+        bench.engine.resume()
+        await creation
+        clock.pass_seconds(60)  # 60 of the 100 seconds that its creator was promised
+        async with bench.store(QUIET) as successor:  # without a stop of the first
+            assert await read(successor, "s") == [b"a"]
+
+
+async def test_a_log_that_fails_with_a_commit_gives_back_all_it_had_admitted(
+    store: StreamStore, bench: Bench
+) -> None:
+    await store.append(BASIN, "s", bodies("x"))
+    admission = store._supervisor.admission
+    bench.engine.hold()
+    first = asyncio.create_task(store.append(BASIN, "s", bodies("a")))
+    async with asyncio.timeout(60):
+        while not bench.engine._order.locked():  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0)
+    second = asyncio.create_task(store.append(BASIN, "s", [Record(b"b")]))
+    await asyncio.sleep(0)
+    bench.engine.fail_next(CommitFault.BEFORE)
+    bench.engine.resume()
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    assert all(isinstance(result, Exception) for result in results)
+    assert admission.used == 0
