@@ -179,7 +179,7 @@ def main() -> None:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 settings = StoreSettings(fsync=not options.no_fsync)
                 if options.cold:
-                    settings = replace(settings, idle_streams=WRITERS, idle_bytes=0)
+                    settings = replace(settings, idle_streams=WRITERS)
                 work = run(options.streams[0], folder, settings, options.most)
                 print(json.dumps(runner.run(work)))
         finally:

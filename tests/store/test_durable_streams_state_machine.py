@@ -152,7 +152,6 @@ class DurableMachine(RuleBasedStateMachine):
             recent_bytes=200,
             upkeep_interval=1e6,
             idle_streams=1,
-            idle_bytes=600,
             trim_grace=0,
             chunk_file_bytes=30,
         )

@@ -15,7 +15,6 @@ from streamfold.model.configs import (
 )
 from streamfold.model.names import StreamRef
 from streamfold.store import keys
-from streamfold.store.engine.engine import commit_rows
 from streamfold.store.mount import Mount
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
@@ -24,7 +23,7 @@ from tests.store.conftest import BASIN, STREAM, Bench, bodies
 from tests.store.durable_streams import append, create, fork_of, read
 
 #: Every log leaves memory as soon as another one is used.
-ONE_LOG = StoreSettings(idle_streams=1, idle_bytes=0, trim_grace=0, upkeep_interval=1e6)
+ONE_LOG = StoreSettings(idle_streams=1, trim_grace=0, upkeep_interval=1e6)
 
 
 @pytest.fixture
@@ -45,24 +44,15 @@ async def evict(store: StreamStore, *streams: str) -> None:
     assert not any(mount_of(store).log_in_memory(StreamRef.parse(BASIN, s)) for s in streams)
 
 
-async def hold_load(store: StreamStore, bench: Bench, stream: str, *, resumed: bool) -> HeldRead:
-    """Hold back what the next load of a stream reads last: its ResumeRow, or without it its state."""
-    ref = StreamRef.parse(BASIN, stream)
-    await mount_of(store).idle.written([ref])
-    if resumed:
-        return bench.engine.hold_read(keys.resume(*ref))
-    await commit_rows(bench.engine, [(keys.resume(*ref), None)])
-    row = await mount_of(store).stream(ref)
+async def hold_load(store: StreamStore, bench: Bench, stream: str) -> HeldRead:
+    """Hold back what the next load of a stream reads last: its state."""
+    row = await mount_of(store).stream(StreamRef.parse(BASIN, stream))
     assert row is not None
     return bench.engine.hold_read(keys.state(row.id))
 
 
-either_way = pytest.mark.parametrize("resumed", [True, False], ids=["resumed", "read"])
-
-
-@either_way
 async def test_a_name_that_is_reused_while_the_old_stream_is_read_is_the_new_streams(
-    store: StreamStore, bench: Bench, resumed: bool
+    store: StreamStore, bench: Bench
 ) -> None:
     old, _ = await create(store, "a", b"old")
     await create(store, "fork", b"x", fork=fork_of("a", 1))
@@ -70,7 +60,7 @@ async def test_a_name_that_is_reused_while_the_old_stream_is_read_is_the_new_str
     with pytest.raises(StreamForkedError):
         await store.durable.status(BASIN, "a")
     await evict(store, "a")
-    held = await hold_load(store, bench, "a", resumed=resumed)
+    held = await hold_load(store, bench, "a")
     late = asyncio.create_task(store.durable.status(BASIN, "a"))
     await held.answered.wait()
     await store.durable.delete(BASIN, "fork")
@@ -90,15 +80,14 @@ async def test_a_name_that_is_reused_while_the_old_stream_is_read_is_the_new_str
     assert await read(store, "a") == [b"new", b"er"]
 
 
-@either_way
 async def test_a_stream_that_is_removed_while_it_is_read_is_not_found(
-    store: StreamStore, bench: Bench, resumed: bool
+    store: StreamStore, bench: Bench
 ) -> None:
     await create(store, "a", b"old")
     await create(store, "fork", b"x", fork=fork_of("a", 1))
     await store.durable.delete(BASIN, "a")
     await evict(store, "a")
-    held = await hold_load(store, bench, "a", resumed=resumed)
+    held = await hold_load(store, bench, "a")
     late = asyncio.create_task(store.durable.status(BASIN, "a"))
     await held.answered.wait()
     await store.durable.delete(BASIN, "fork")
@@ -147,14 +136,13 @@ async def test_a_stream_that_is_created_while_it_is_looked_for_exists_for_its_cr
     assert (await early).id == status.id
 
 
-@either_way
 async def test_a_configuration_that_changes_while_the_stream_is_read_applies(
-    store: StreamStore, bench: Bench, resumed: bool
+    store: StreamStore, bench: Bench
 ) -> None:
     await store.create_stream(BASIN, STREAM, StreamConfigLayer())
     await store.append(BASIN, STREAM, bodies("a"))
     await evict(store, STREAM)
-    held = await hold_load(store, bench, STREAM, resumed=resumed)
+    held = await hold_load(store, bench, STREAM)
     tail = asyncio.create_task(store.check_tail(BASIN, STREAM))
     await held.answered.wait()
     required = StreamReconfiguration(timestamp_mode=TimestampMode.CLIENT_REQUIRE)
@@ -165,14 +153,13 @@ async def test_a_configuration_that_changes_while_the_stream_is_read_applies(
         await store.append(BASIN, STREAM, bodies("without a timestamp"))
 
 
-@either_way
 async def test_callers_that_wait_together_for_a_log_keep_it_in_memory(
-    store: StreamStore, bench: Bench, resumed: bool
+    store: StreamStore, bench: Bench
 ) -> None:
     await create(store, "a", b"x")
     await evict(store, "a")
     ref, mount = StreamRef.parse(BASIN, "a"), mount_of(store)
-    held = await hold_load(store, bench, "a", resumed=resumed)
+    held = await hold_load(store, bench, "a")
     waiting = [asyncio.create_task(mount.lease(ref)) for _ in range(3)]
     await held.answered.wait()
     waiting[1].cancel()

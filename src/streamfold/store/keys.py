@@ -4,12 +4,12 @@
     0x00  "format"                              FormatRow: what wrote the store
     0x00  "stream-ids"                          CounterRow: the id of the next stream
     0x00  "space"                               SpaceRow: bytes of records that can be read
-    0x00  "writer"                              WriterRow: the last opening, and which ResumeRows count
+    0x00  "writer"                              a row of earlier builds, which is not used
     0x00  "held"                                HeldTotalsRow: bytes held, when the store was closed
     0x00  "chunk-files"                         a CounterRow of earlier builds, which is not used
     0x01  basin                                 BasinRow
     0x02  basin NUL stream                      StreamRow
-    0x03  stream id (8)                         StateRow: token, trim point, tail once it is bare
+    0x03  stream id (8)                         StateRow: tail, token, trim point
     0x04  stream id (8), last seq_num (8)       chunk of records (see chunks.py)
     0x05  stream id (8)                         CleanupRow: delete records below the trim point
     0x06  SHA-256 of a secret (32)              TokenRow: the rights that the secret gives
@@ -21,7 +21,7 @@
     0x0c  stream id (8), producer id            ProducerRow: how far the producer has come
     0x0d  stream id (8), seq_num (8)            SnapshotRow: replaces all records before it
     0x0e  kind NUL id                           a document that a caller keeps in the store
-    0x0f  basin NUL stream                      ResumeRow: the state of a stream that is not in use
+    0x0f  basin NUL stream                      rows of earlier builds, which upkeep deletes
 
 The last seq_num of a chunk is its key, so the chunk that holds seq_num n is the first with a key of n
 or more: one seek, no index. Names contain no NUL, so listings sort as names do. A stream id is used
@@ -38,7 +38,6 @@ from streamfold.model.positions import U64_MAX
 FORMAT = b"\x00format"
 STREAM_IDS = b"\x00stream-ids"
 SPACE = b"\x00space"
-WRITER = b"\x00writer"
 HELD_TOTALS = b"\x00held"
 _BASIN = b"\x01"
 _STREAM = b"\x02"
@@ -54,7 +53,7 @@ _FORK = b"\x0b"
 _PRODUCER = b"\x0c"
 _SNAPSHOT = b"\x0d"
 _DOCUMENT = b"\x0e"
-_RESUME = b"\x0f"
+_OBSOLETE = b"\x0f"
 
 _CHUNK_KEY = struct.Struct(">cQQ")
 _HOUR_MAX = 2**32 - 1
@@ -240,15 +239,5 @@ def document_id(key: bytes) -> str:
     return key[1:].partition(b"\x00")[2].decode()
 
 
-def resume(basin_name: str, name: str) -> bytes:
-    return _RESUME + basin_name.encode() + b"\x00" + name.encode()
-
-
-def resume_of(stream_key: bytes) -> bytes:
-    """The key of the ResumeRow of the stream whose row has this key."""
-    return _RESUME + stream_key[1:]
-
-
-def stream_of(resume_key: bytes) -> bytes:
-    """The key of the row of the stream whose ResumeRow has this key."""
-    return _STREAM + resume_key[1:]
+#: Rows of earlier builds.
+OBSOLETE_START, OBSOLETE_END = _OBSOLETE, b"\x10"

@@ -7,13 +7,14 @@ the failure.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from streamfold.errors import (
+    BasinDeletingError,
     StoreClosingError,
     StreamfoldError,
     StreamNotFoundError,
@@ -21,11 +22,10 @@ from streamfold.errors import (
 from streamfold.model.names import StreamRef
 from streamfold.model.positions import STREAM_START
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Engine, Op, commit_rows
+from streamfold.store.engine.engine import Engine, Op
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import Committer
-from streamfold.store.log.idle_streams import IdleStreams
 from streamfold.store.log.log_reader import LogReader
 from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.retention import TrimPoints
@@ -37,19 +37,13 @@ from streamfold.store.rows import (
     CounterRow,
     SpaceRow,
     StateRow,
-    StoredResume,
     StreamRow,
-    WriterRow,
 )
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
 #: Producers of all logs in memory: each takes some 500 bytes, and a stream may have 4096.
 _PRODUCERS_MAX = 250_000
-#: Logs that stay in memory whatever the idle streams take, and the bytes that each further one takes of
-#: what these may take, with a name of some length.
-_READY_ALWAYS = 10_000
-_LOG_BYTES = 1536
 #: Logs in memory that are checked at a time: several, so that their number can shrink.
 _CHECKED_AT_ONCE = 32
 #: Logs that are read at the same time: each may take a scan and a block of 64 KiB.
@@ -85,8 +79,8 @@ class Mount:
         now: Callable[[], int],
         next_stream_id: int,
         live: LiveBytes,
-        resumes_from: int,
         files: ChunkFiles,
+        deleting_basins: Iterable[str] = (),
     ) -> None:
         self.engine = engine
         self.files = files
@@ -111,12 +105,15 @@ class Mount:
         #: The first stream id that storage does not know to be reserved.
         self._ids_end = next_stream_id
         self._basins: dict[str, BasinRow] = {}
+        #: Basins that are deleted but still have rows: their streams take no appends and reads.
+        self._deleting_basins = set(deleting_basins)
         #: Begun and finished writes of basins: a row that was read meanwhile may be outdated.
         self._basin_writes = 0
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
-        self.idle = IdleStreams(settings.idle_bytes, engine.epoch, self.committer.write)
-        self._reader = LogReader(engine, now, self._trim_grace, resumes_from)
+        self._reader = LogReader(engine, now, self._trim_grace)
         self._loads: dict[StreamRef, _Load] = {}
+        #: Forks under way, by the id of each stream whose records they may inherit.
+        self._forking: Counter[int] = Counter()
         #: Names that storage has no stream of, until one is written.
         self._missing: set[StreamRef] = set()
         #: Logs to read in the next turn of the event loop.
@@ -136,12 +133,7 @@ class Mount:
         now: Callable[[], int],
         files: ChunkFiles,
     ) -> Mount:
-        """Start from what `engine` holds; it must have been opened for this mount alone.
-
-        Earlier versions do not delete the ResumeRows of streams that they change, and they write no
-        WriterRow. So after an opening that the WriterRow misses, all ResumeRows from before it are
-        outdated.
-        """
+        """Start from what `engine` holds; it must have been opened for this mount alone."""
         counter = await engine.get(keys.STREAM_IDS)
         following = rows.decode(counter, CounterRow).following if counter else 1
         space = await engine.get(keys.SPACE)
@@ -151,12 +143,8 @@ class Mount:
             live = LiveBytes(counted.live, counted.deleted)
         else:
             live = LiveBytes(None) if counter else LiveBytes(0, 0)
-        writer, resumes_from = await engine.get(keys.WRITER), engine.epoch
-        if writer and (known := rows.decode(writer, WriterRow)).epoch == engine.epoch - 1:
-            resumes_from = known.resumes_from
-        row = WriterRow(engine.epoch, resumes_from)
-        await commit_rows(engine, [(keys.WRITER, rows.encode(row))])
-        return cls(engine, settings, admission, now, following, live, resumes_from, files)
+        deleting = await _deleting_basins(engine)
+        return cls(engine, settings, admission, now, following, live, files, deleting)
 
     def new_stream_id(self) -> int:
         """An id that no stream has had; commit it together with `id_rows(id)`."""
@@ -186,12 +174,27 @@ class Mount:
         return row
 
     async def put_basin(self, name: str, row: BasinRow | None, *ops: Op) -> None:
-        """Commit the basin's row, or its removal, with `ops`; the caller holds its lock."""
+        """Commit the basin's row, or its removal, with `ops`; the caller holds its lock.
+
+        A row that is marked as deleted stops all streams of the basin in this step.
+        """
         self._basin_writes += 1
         value = None if row is None else rows.encode(row)
+        if row is not None and row.deleted_at is not None:
+            self._deleting_basins.add(name)
+            for log in self._logs.values():
+                if log.basin == name:
+                    log.delete_with_basin()
         await self.committer.write([(keys.basin(name), value), *ops])
         self._basin_writes += 1
         self._basins.pop(name, None)
+        if row is None:
+            self._deleting_basins.discard(name)
+
+    def check_basin(self, name: str) -> None:
+        """Raise if the basin is being deleted; call this in the same step as the commit it allows."""
+        if name in self._deleting_basins:
+            raise BasinDeletingError(name)
 
     async def stream(self, ref: StreamRef) -> StreamRow | None:
         value = await self.engine.get(keys.stream(*ref))
@@ -206,14 +209,7 @@ class Mount:
         everything that still uses it fails.
         """
         value = None if row is None else rows.encode(row)
-        changed: list[Op] = [(keys.stream(*ref), value), (keys.resume(*ref), None)]
-        self.idle.begin_change(ref)
-        try:
-            # Otherwise the row could be written after this commit, and stay.
-            await self.idle.written([ref])
-            await self.committer.write([*changed, *ops], content)
-        finally:
-            self.idle.end_change(ref)
+        await self.committer.write([(keys.stream(*ref), value), *ops], content)
         if content is not None and content.chunks:
             for stored_bytes in content.stored_bytes:
                 self.live.add(stored_bytes)
@@ -228,29 +224,51 @@ class Mount:
             return
         if row is not None and row.id == log.id:
             log.replace_row(row)
-            log.resume_stored = StoredResume.NONE
             return
         self._drop(log)
         log.failure = StreamNotFoundError(*ref)
+
+    @contextmanager
+    def forking(self, source: StreamLog) -> Iterator[None]:
+        """Keep all records that a fork of `source` may inherit while it is being created."""
+        ids = (source.id, *source.row.ancestors)
+        self._forking.update(ids)
+        try:
+            yield
+        finally:
+            self._forking.subtract(ids)
+            for stream_id in ids:
+                if not self._forking[stream_id]:
+                    del self._forking[stream_id]
+
+    def is_forking(self, stream_id: int) -> bool:
+        """Whether a fork that may inherit records of the stream is being created."""
+        return stream_id in self._forking
 
     async def create_stream(
         self, ref: StreamRef, row: StreamRow, *, first: FirstAppend
     ) -> LogLease:
         """Commit a new stream with what `first` appends; the caller holds its lock.
 
-        There must be no such stream. Until it is durable, other callers wait for its log.
+        There must be no such stream, or a deleted one that no fork needs. Until the new one is durable,
+        other callers wait for its log.
         """
         while ref in self._loads:
             with suppress(StreamNotFoundError):
                 (await self.lease(ref)).release()
+        if (former := self._logs.get(ref)) is not None:
+            self._drop(former)
+            former.failure = StreamNotFoundError(*ref)
         load = self._loads[ref] = _Load()
         self._missing.discard(ref)
         log = self._reader.log_of(ref, row, StateRow(), STREAM_START, row.created_at)
         lease = LogLease(log)
         try:
-            first(log)  # before the rows, so that they are committed together
-            ids = self.id_rows(row.id)
-            await self.committer.write([(keys.stream(*ref), rows.encode(row)), *ids])
+            self.check_basin(ref.basin)
+            first(log)
+            log.write_state()  # a stream without records has a tail, too
+            stream: Op = keys.stream(*ref), rows.encode(row)
+            await self.committer.write_with(log, [stream, *self.id_rows(row.id)])
         except BaseException as error:
             self._end_load(ref, load, error)
             raise
@@ -293,14 +311,6 @@ class Mount:
         log = self._logs.get(ref)
         if log is not None:
             self._logs.move_to_end(ref)
-            return log
-        idle = self.idle.take(ref)
-        if idle is None:
-            return None
-        log = self._reader.resumed(ref, idle.row, idle.stored)
-        self._logs[ref] = log
-        self._count_producers(log)
-        self._shrink(keep=log)
         return log
 
     def trims_in_memory(self, ref: StreamRef, stream_id: int) -> TrimPoints | None:
@@ -319,14 +329,6 @@ class Mount:
         await self.committer.drain()
         for log in self._logs.values():
             log.dismiss(StoreClosingError())
-
-    async def rest(self) -> None:
-        """Write the state of unused streams, so that the next opening finds it in one read each."""
-        for log in list(self._logs.values()):
-            if log.idle:
-                self._drop(log)
-                self.idle.add(log)
-        await self.idle.write_all()
 
     def abandon(self, cause: StreamfoldError) -> None:
         """Fail everything outstanding; nothing may use this mount any more."""
@@ -348,7 +350,6 @@ class Mount:
         wanted, self._wanted = self._wanted, []
         for first in range(0, len(wanted), _READ_AT_ONCE):
             refs = wanted[first : first + _READ_AT_ONCE]
-            await self.idle.written(refs)
             for ref in refs:
                 self._loads[ref].outdated = False
             for ref, found in zip(refs, await self._reader.read(refs), strict=True):
@@ -362,6 +363,8 @@ class Mount:
         """Keep the log in memory, and give each waiter a lease of it."""
         del self._loads[ref]
         if isinstance(found, StreamLog):
+            if ref.basin in self._deleting_basins:
+                found.delete_with_basin()
             self._logs[ref] = found
             self._count_producers(found)
         elif isinstance(found, StreamNotFoundError):
@@ -380,7 +383,7 @@ class Mount:
                 waiter.cancel()
         self._shrink()
 
-    def _shrink(self, keep: StreamLog | None = None) -> None:
+    def _shrink(self) -> None:
         """Drop idle logs, of those that were used longest ago, while there are too many.
 
         Checks a few per call: with 10,000 in memory, checking all would take 10 ms for each log loaded.
@@ -389,19 +392,15 @@ class Mount:
             if not self._crowded():
                 return
             ref, log = next(iter(self._logs.items()))
-            if log.idle and log is not keep:
+            if log.idle:
                 self._drop(log)
-                self.idle.add(log)
             else:
                 self._logs.move_to_end(ref)
 
     def _crowded(self) -> bool:
-        """Whether more logs are in memory than there is room for: the idle streams share it."""
-        count = len(self._logs)
+        """Whether more logs are in memory than there is room for."""
         return (
-            count > self._settings.idle_streams
-            or (count - _READY_ALWAYS) * _LOG_BYTES > self.idle.room
-            or self._producer_total > _PRODUCERS_MAX
+            len(self._logs) > self._settings.idle_streams or self._producer_total > _PRODUCERS_MAX
         )
 
     def _drop(self, log: StreamLog) -> None:
@@ -430,3 +429,15 @@ class Mount:
         self.on_appended(shares)
         if self._producer_total > _PRODUCERS_MAX:
             self._shrink()
+
+
+async def _deleting_basins(engine: Engine) -> list[str]:
+    """The basins whose deletion is not finished."""
+    names: list[str] = []
+    span = keys.basins_from("", after=False), keys.BASINS_END
+    async with aclosing(engine.scan(*span)) as pages:
+        async for page in pages:
+            for key, value in page:
+                if rows.decode(value, BasinRow).deleted_at is not None:
+                    names.append(keys.basin_name(key))
+    return names

@@ -87,7 +87,7 @@ class ReaderEngine(SlateEngine):
 
     @property
     def epoch(self) -> int:
-        """Earlier than every opening by a writer, so that no ResumeRow counts."""
+        """Earlier than every opening by a writer."""
         return 0
 
     @classmethod
@@ -247,12 +247,10 @@ async def open_read_only(
 
 
 def _mount(engine: ReaderEngine, files: ChunkFiles) -> Mount:
-    """What `Mount.start` returns, without what only a writer needs: ids, bytes, rows to resume from."""
+    """What `Mount.start` returns, without what only a writer needs."""
     settings = StoreSettings()
     admission = Admission(settings.inflight_bytes)
-    mount = Mount(engine, settings, admission, wall_clock, 1, LiveBytes(None), engine.epoch, files)
-    mount.idle.may_write = lambda: False
-    return mount
+    return Mount(engine, settings, admission, wall_clock, 1, LiveBytes(None), files)
 
 
 def _check_exists(url: str) -> None:

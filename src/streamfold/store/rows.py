@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Any, TypeVar
 
 import msgspec
@@ -70,13 +69,24 @@ class StreamRow(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return (*{self.forked_from, *(segment.stream_id for segment in self.lineage)},)
 
 
+class TailMark(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stream's tail as of the commit that wrote it."""
+
+    seq_num: int
+    timestamp: int
+    #: When the last record arrived, or the stream was created; ms since the Unix epoch.
+    arrived_at: int
+
+
 class StateRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a stream's state that its records do not contain."""
+    """What opening a stream needs besides its StreamRow; every commit with records rewrites it."""
 
     fencing_token: str = ""
     #: Records below are trimmed, whether or not they are deleted yet.
     trim_point: int = 0
-    #: Tail and last arrival, stored before the last chunk is deleted.
+    #: None in rows of format 3 and earlier: then the last chunk gives the tail.
+    tail: TailMark | None = None
+    #: Only in rows without `tail`: the tail and the last arrival before the last chunk was deleted.
     bare_seq_num: int = 0
     bare_timestamp: int = 0
     bare_arrived_at: int = 0
@@ -116,45 +126,6 @@ class ProducerRow(msgspec.Struct, frozen=True):
     seq: int
     #: Time of that append, ms since the Unix epoch.
     at: int
-
-
-class ResumeRow(msgspec.Struct, frozen=True, array_like=True):
-    """All that a stream needs to be used again, as reading its other rows would find it.
-
-    Current or absent: the commit that changes the stream deletes it.
-    """
-
-    row: StreamRow
-    state: StateRow
-    #: The tail.
-    seq_num: int
-    timestamp: int
-    arrived_at: int
-    #: The opening of the store that wrote this.
-    epoch: int
-    #: All producers of the stream.
-    producers: dict[str, ProducerRow] = {}
-
-    @property
-    def tail(self) -> StreamPosition:
-        return StreamPosition(SeqNum(self.seq_num), Timestamp(self.timestamp))
-
-
-class StoredResume(enum.IntEnum):
-    """Which ResumeRow of a stream storage has."""
-
-    NONE = 0
-    CURRENT = 1
-    #: One that this version does not use. Another version may, so a change of the stream deletes it.
-    UNUSED = 2
-
-
-class WriterRow(msgspec.Struct, frozen=True):
-    """The last opening of the store by a version that keeps ResumeRows current."""
-
-    epoch: int
-    #: The first of the openings up to `epoch` that were all made by such versions.
-    resumes_from: int
 
 
 class ForkRow(msgspec.Struct, frozen=True):

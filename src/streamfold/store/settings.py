@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from streamfold.errors import InvalidError
 from streamfold.model.records import BATCH_BYTES_MAX
 
-_MAY_BE_ZERO = ("commit_interval", "recent_bytes", "idle_bytes", "disk_reserve", "trim_grace")
+_MAY_BE_ZERO = ("commit_interval", "recent_bytes", "disk_reserve", "trim_grace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,9 @@ class StoreSettings:
     commit_timeout: float = 30.0
     #: Bytes of recent records kept in memory, over all streams, for readers at the tail.
     recent_bytes: int = 64 << 20
-    #: Unused streams that are kept in memory ready for use, about 1.5 KiB each: 10,000 of them always,
-    #: more as long as `idle_bytes` has room for them.
-    idle_streams: int = 40_000
-    #: Bytes for further unused streams, 0.5 KiB each if they are not ready; others are read from
-    #: storage.
-    idle_bytes: int = 64 << 20
+    #: Unused streams that are kept in memory, about 1.5 KiB each; others are read from storage when
+    #: they are used again, by two point reads.
+    idle_streams: int = 50_000
     #: Seconds between passes of the background work (retention, deletion of what is trimmed).
     upkeep_interval: float = 60.0
     #: Seconds after a trim command for which storage keeps what it trims and readers still get it: so

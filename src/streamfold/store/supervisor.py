@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 #: Failures after which reopening the storage could only do harm.
 FINAL = (WriterFencedError, DeviceFailedError)
 #: What this version writes, and the newest that it reads. 2: chunks may be compressed; 3: they may be
-#: in files.
-FORMAT_VERSION = 3
+#: in files; 4: every commit with records writes the stream's tail to its StateRow.
+FORMAT_VERSION = 4
 #: Seconds between attempts to open the storage again, doubling from the first to the last.
 _REOPEN_FIRST, _REOPEN_LAST = 0.05, 5.0
 #: Seconds that a failed engine may take to close.
@@ -239,7 +239,6 @@ class Supervisor:
         mount.on_trimmed = upkeep.on_trimmed
         mount.on_stream_written = upkeep.on_stream_written
         mount.committer.on_commit = self._on_commit
-        mount.idle.may_write = lambda: not self.space.full
         reclaimer = Reclaimer(
             engine,
             mount.committer,
@@ -282,7 +281,6 @@ class Supervisor:
         if mounted is not None:
             await mounted.mount.drain()
             await mounted.upkeep.rest()
-            await mounted.mount.rest()
 
     def _refuse(self, error: StreamfoldError) -> None:
         self._refusal = error

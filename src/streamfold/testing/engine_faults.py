@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from streamfold.errors import StorageError, StorageFullError
 from streamfold.store import keys
@@ -38,7 +39,7 @@ class FaultyEngine:
     """Passes everything on to `inner`, except the commits that a test makes fail.
 
     `hold()` stops commits before they reach `inner` until `resume()`, so that a test can look at what
-    is not durable yet. `hold_read()` does the same with one answer.
+    is not durable yet. `hold_read()` and `hold_scan()` do the same with one answer.
     """
 
     def __init__(self, inner: Engine) -> None:
@@ -50,6 +51,7 @@ class FaultyEngine:
         self._open.set()
         self._order = asyncio.Lock()
         self._held_reads: dict[bytes, HeldRead] = {}
+        self._held_scans: dict[bytes, HeldRead] = {}
 
     @property
     def epoch(self) -> int:
@@ -72,6 +74,10 @@ class FaultyEngine:
     def hold_read(self, key: bytes) -> HeldRead:
         """Hold back the answer to the next read of `key`."""
         return self._held_reads.setdefault(key, HeldRead())
+
+    def hold_scan(self, start: bytes) -> HeldRead:
+        """Hold back the first page of the next scan that begins at `start`."""
+        return self._held_scans.setdefault(start, HeldRead())
 
     def prepare(self, ops: list[Op]) -> Batch:
         return self.inner.prepare(ops)
@@ -124,7 +130,9 @@ class FaultyEngine:
         descending: bool = False,
         eager: bool = False,
     ) -> AsyncGenerator[list[Row]]:
-        return self.inner.scan(start, end, first=first, descending=descending, eager=eager)
+        pages = self.inner.scan(start, end, first=first, descending=descending, eager=eager)
+        held = self._held_scans.pop(start, None)
+        return pages if held is None else _held_back(pages, held)
 
     async def check(self) -> None:
         await self.inner.check()
@@ -143,3 +151,13 @@ class FaultyEngine:
 
     async def close(self, *, flush: bool = True) -> None:
         await self.inner.close(flush=flush)
+
+
+async def _held_back(pages: AsyncGenerator[list[Row]], held: HeldRead) -> AsyncGenerator[list[Row]]:
+    async with aclosing(pages):
+        page = await anext(pages, None)
+        held.answered.set()
+        await held.release.wait()
+        while page is not None:
+            yield page
+            page = await anext(pages, None)

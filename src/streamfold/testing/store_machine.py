@@ -136,7 +136,6 @@ class StoreMachine(RuleBasedStateMachine):
             recent_bytes=500,
             upkeep_interval=1e6,
             idle_streams=1,
-            idle_bytes=600,
             trim_grace=0,
             chunk_file_bytes=_FILE_FROM,
         )

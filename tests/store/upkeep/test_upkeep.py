@@ -134,7 +134,7 @@ async def test_a_stream_that_holds_records_is_not_deleted_as_empty(
 
 
 async def test_idle_streams_leave_memory_and_come_back_unchanged(bench: Bench) -> None:
-    async with bench.store(StoreSettings(idle_streams=3, idle_bytes=0)) as store:
+    async with bench.store(StoreSettings(idle_streams=3)) as store:
         await store.create_basin(BASIN)
         for number in range(10):
             await store.create_stream(BASIN, f"s{number}")
@@ -147,7 +147,7 @@ async def test_idle_streams_leave_memory_and_come_back_unchanged(bench: Bench) -
 
 
 async def test_streams_that_push_each_other_out_of_memory_keep_their_order(bench: Bench) -> None:
-    async with bench.store(StoreSettings(idle_streams=1, idle_bytes=0)) as store:
+    async with bench.store(StoreSettings(idle_streams=1)) as store:
         await store.create_basin(BASIN)
         names = [f"s{number}" for number in range(8)]
         for name in names:
@@ -176,7 +176,7 @@ async def test_opening_a_stream_costs_the_same_however_many_are_in_memory(bench:
             nonlocal calls
             calls += event == "call" and frame.f_code.co_qualname == "StreamLog.idle"
 
-        async with bench.store(StoreSettings(idle_streams=idle_streams, idle_bytes=0)) as store:
+        async with bench.store(StoreSettings(idle_streams=idle_streams)) as store:
             for name in names[:idle_streams]:
                 await store.check_tail(BASIN, name)
             sys.setprofile(count)

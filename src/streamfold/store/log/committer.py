@@ -91,8 +91,8 @@ class Committer:
         #: Called for each durable commit.
         self.on_commit: Callable[[CommitReport], None] = lambda report: None
         self._last_start: float | None = None
-        #: Streams with something pending, by id, in the order in which they were touched.
-        self._dirty: dict[int, StreamLog] = {}
+        #: Logs with something pending, in the order in which they were touched.
+        self._dirty: dict[StreamLog, None] = {}
         self._touched = 0
         self._rows: list[_Rows] = []
         self._under_way: deque[tuple[_Commit, asyncio.Task[None]]] = deque()
@@ -115,10 +115,9 @@ class Committer:
             return
         if not self._dirty:
             self._wake.set()  # it stays set while anything is pending
-        if log.id not in self._dirty:
+        if log not in self._dirty:
             self._touched += 1
-        # Another log of the stream may be there, which had nothing to commit and left memory since.
-        self._dirty[log.id] = log
+            self._dirty[log] = None
         if self._gathering:
             self._settled.set()  # to check whether there is enough now
 
@@ -129,6 +128,14 @@ class Committer:
         done = asyncio.get_running_loop().create_future()
         self._rows.append(_Rows(ops, content, self._touched, done))
         self._wake.set()
+        await done
+
+    async def write_with(self, log: StreamLog, ops: Sequence[Op] = ()) -> None:
+        """Commit `ops` and everything that `log` has pending, in one commit; durable on return."""
+        if self._refusal is not None:
+            raise self._refusal
+        done = log.attach(ops)
+        self.touch(log)
         await done
 
     async def run(self) -> None:
@@ -159,19 +166,16 @@ class Committer:
         known = final or isinstance(cause, RetryLaterError)
         unsent = cause if known else StoreRecoveringError(str(cause))
         self._refusal = self._refusal or unsent
-        logs = dict(self._dirty)
-        written: dict[int, list[Share]] = {}
+        written: dict[StreamLog, list[Share]] = {log: [] for log in self._dirty}
         for commit, _ in self._under_way:
             for share in commit.shares:
-                logs[share.log.id] = share.log
-                written.setdefault(share.log.id, []).append(share)
+                written.setdefault(share.log, []).append(share)
             for row in commit.rows:
                 _fail_rows(row, unknown)
         for row in self._rows:
             _fail_rows(row, unsent)
-        for log in logs.values():
-            batches = [batch for share in written.get(log.id, ()) for batch in share.batches]
-            self._admission.release(log.fail(batches, unknown, unsent))
+        for log, shares in written.items():
+            self._admission.release(log.fail(shares, unknown, unsent))
         self._dirty.clear()
         self._rows.clear()
         self._under_way.clear()
@@ -207,9 +211,9 @@ class Committer:
 
         Rows go with or after all records that were accepted before them: they may depend on these.
         """
-        logs = list(islice(self._dirty.values(), _STREAMS_MAX))
+        logs = list(islice(self._dirty, _STREAMS_MAX))
         for log in logs:
-            del self._dirty[log.id]
+            del self._dirty[log]
         taken = self._touched - len(self._dirty)
         rows = list(takewhile(lambda row: row.after <= taken, self._rows))
         del self._rows[: len(rows)]
@@ -259,6 +263,9 @@ class Committer:
             for share in commit.shares:
                 share.log.settle(share)
             self._admission.release(commit.metered)
+            for share in commit.shares:
+                for attached in share.attached:
+                    attached.settle()
             for row in commit.rows:
                 if not row.done.done():
                     row.done.set_result(None)

@@ -49,6 +49,17 @@ class Accepted(msgspec.Struct, frozen=True, eq=False):
     key: SealingKey | None
 
 
+class Attached(NamedTuple):
+    """Rows that a caller commits together with a stream's share, and what it waits for."""
+
+    rows: Sequence[Op]
+    done: asyncio.Future[None]
+
+    def settle(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
 class Share(msgspec.Struct, frozen=True, eq=False):
     """What one commit carries for one stream."""
 
@@ -61,6 +72,8 @@ class Share(msgspec.Struct, frozen=True, eq=False):
     #: Rows other than chunks.
     rows: list[Op]
     metered: int
+    #: Rows of callers, which are in `rows` too.
+    attached: list[Attached]
     #: The records in chunks, and the bytes of the row of each; empty until `build`.
     chunks: list[Chunk] = []
     stored_bytes: list[int] = []

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from streamfold.errors import (
+    BasinDeletingError,
     FencingTokenMismatchError,
     InvalidError,
     KeyRequiredError,
@@ -30,10 +31,10 @@ from streamfold.store.log.admission import AppendRequest, Unrecorded
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.retention import Expiry, Lifetime, TrimPoints, age_limit
 from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SealingKey
-from streamfold.store.log.shares import Accepted, AppendAck, Share
+from streamfold.store.log.shares import Accepted, AppendAck, Attached, Share
 from streamfold.store.log.tail_waiters import DurableWaiters, TailWaiters, Waiter, reject
 from streamfold.store.log.terms import Terms
-from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StoredResume, StreamRow
+from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow, TailMark
 
 
 class StreamLog:
@@ -43,8 +44,9 @@ class StreamLog:
     """
 
     __slots__ = (
-        "_bare",
+        "_attached",
         "_cleaned_up",
+        "_committing",
         "_expired",
         "_expiry",
         "_expiry_holds_until",
@@ -58,12 +60,14 @@ class StreamLog:
         "_seq_num_max",
         "_settlers",
         "_state_changed",
+        "_tail_stored",
         "_tail_waiters",
         "_trim_changed",
         "_unsettled",
         "age_limit",
         "arrived_at",
         "basin",
+        "basin_deleting",
         "deleting",
         "durable",
         "durable_closed",
@@ -73,7 +77,6 @@ class StreamLog:
         "lifetime",
         "name",
         "ref",
-        "resume_stored",
         "row",
         "terms",
         "trims",
@@ -107,14 +110,14 @@ class StreamLog:
         self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
         #: When the last record arrived, or the stream was created; ms since the Unix epoch.
         self.arrived_at = arrived_at
+        #: Whether the stream takes no more appends and reads, because it or its basin is deleted.
         self.deleting = row.deleted_at is not None
+        self.basin_deleting = False
         #: Whether the close is durable, so that readers may learn of it.
         self.durable_closed = state.closed
         self.terms = Terms.of(self.name, row.traits, state, producers or {})
         self.lifetime = Lifetime.of(row.traits, state.lease_until)
         self._now = now
-        #: If storage has a ResumeRow of the stream, the next commit of this log deletes it.
-        self.resume_stored = StoredResume.NONE
         #: Leases that keep this object in memory.
         self.leases = 0
         #: Set once this object no longer represents the stream.
@@ -125,8 +128,8 @@ class StreamLog:
         #: retention would remove them, and all before them.
         self._last_arrival = arrived_at
         self._fencing_token = state.fencing_token
-        #: The tail in the stored state row, for when no chunk is left to give it.
-        self._bare = state.bare_tail
+        #: Whether the stored state row has the tail; rows of format 3 and earlier do not.
+        self._tail_stored = state.tail is not None
         self._state_changed = False
         self._trim_changed = False
         self._cleaned_up = False
@@ -135,6 +138,10 @@ class StreamLog:
         #: None while there is nothing pending, and nobody who waits: most logs are idle.
         self._pending: list[Accepted] | None = None
         self._unsettled = 0
+        #: Shares of this log in commits that are not durable yet.
+        self._committing = 0
+        #: Rows that the next commit of this log carries for callers.
+        self._attached: list[Attached] | None = None
         self._settlers: DurableWaiters | None = None
         #: None before the first follower.
         self._tail_waiters: TailWaiters | None = None
@@ -142,10 +149,9 @@ class StreamLog:
     @property
     def idle(self) -> bool:
         """Whether this object can be dropped and read from storage again without effect."""
-        busy = self.leases or self._unsettled or self._state_changed or self._tail_waiters
-        trims = self.trims
-        under_way = self.terms.closed != self.durable_closed or trims.accepted != trims.durable
-        return not busy and not under_way and trims.due_at is None
+        used = self.leases or self._tail_waiters or self.trims.due_at is not None
+        pending = self._unsettled or self._state_changed or self._cleaned_up or self._attached
+        return not used and not pending and not self.terms.changed and not self._committing
 
     @property
     def empty(self) -> bool:
@@ -176,7 +182,7 @@ class StreamLog:
     def replace_row(self, row: StreamRow) -> None:
         """Apply a changed row, which is durable, or is committed next."""
         self.row = row
-        self.deleting = row.deleted_at is not None
+        self.deleting = self.basin_deleting or row.deleted_at is not None
         self.age_limit = age_limit(row.config)
         self._apply_expiry()
 
@@ -316,11 +322,23 @@ class StreamLog:
         if self.trims.accept(seq_num, at_once=at_once):
             self._state_changed = self._trim_changed = True
 
-    def remember_tail(self) -> None:
-        """Have the next commit store the durable tail: the chunks that give it may be deleted."""
-        if self._bare != self.durable:
-            self._bare = self.durable
+    def store_tail(self) -> None:
+        """Have the next commit store the tail if only chunks have it: they may be deleted then."""
+        if not self._tail_stored:
             self._state_changed = True
+
+    def attach(self, rows: Sequence[Op]) -> asyncio.Future[None]:
+        """Commit `rows` together with everything pending, all of it or nothing; done when durable."""
+        attached = Attached(rows, self._loop.create_future())
+        if self._attached is None:
+            self._attached = []
+        self._attached.append(attached)
+        return attached.done
+
+    def delete_with_basin(self) -> None:
+        """Refuse all appends and reads from now on: the stream's basin is being deleted."""
+        self.deleting = self.basin_deleting = True
+        self.dismiss(BasinDeletingError(self.basin))
 
     def clean_up_done(self) -> None:
         """Have the next commit remove the clean-up row, unless it carries another trim."""
@@ -342,6 +360,8 @@ class StreamLog:
         """Raise unless this object represents a stream that takes appends and reads."""
         if self.failure is not None:
             raise self.failure
+        if self.basin_deleting:
+            raise BasinDeletingError(self.basin)
         if self.deleting:
             raise StreamDeletingError(self.basin, self.name)
         if self.lifetime.deadline is not None and self.over:
@@ -381,17 +401,18 @@ class StreamLog:
         """Hand over everything pending as this stream's share of a commit."""
         taken, self._pending = self._pending or [], None
         ops: list[Op] = []
-        if self._state_changed:
-            ops.append((keys.state(self.id), rows.encode(self.state_row())))
+        if taken or self._state_changed:
+            ops.append((keys.state(self.id), rows.encode(self._state_row())))
+            self._tail_stored = True
         if self.terms.changed:
             ops += self.terms.take_changes(self.id)
         if self._trim_changed:
             ops.append((keys.cleanup(self.id), rows.encode(CleanupRow(self.basin, self.name))))
         elif self._cleaned_up:
             ops.append((keys.cleanup(self.id), None))
-        if self.resume_stored and (taken or ops):
-            ops.append((keys.resume(self.basin, self.name), None))
-            self.resume_stored = StoredResume.NONE
+        attached, self._attached = self._attached or [], None
+        for rows_of_caller in attached:
+            ops += rows_of_caller.rows
         share = Share(
             self,
             taken,
@@ -403,18 +424,18 @@ class StreamLog:
             taken[0].chunk.metered
             if len(taken) == 1
             else sum([accepted.chunk.metered for accepted in taken]),
+            attached,
         )
         self._state_changed = self._trim_changed = self._cleaned_up = False
+        self._committing += 1
         return share
 
-    def state_row(self) -> StateRow:
-        """The part of the state that records do not contain."""
+    def _state_row(self) -> StateRow:
+        """The accepted state: `take` commits it together with the records that lead to it."""
         return StateRow(
             fencing_token=self._fencing_token,
             trim_point=self.trims.accepted,
-            bare_seq_num=self._bare.seq_num,
-            bare_timestamp=self._bare.timestamp,
-            bare_arrived_at=self.arrived_at,
+            tail=TailMark(self._next_seq_num, self._last_timestamp, self._last_arrival),
             closed=self.terms.closed,
             closed_by=self.terms.closed_by,
             stream_seq=self.terms.stream_seq,
@@ -425,6 +446,7 @@ class StreamLog:
     def settle(self, share: Share) -> None:
         """Acknowledge what `share` carried: it is durable now."""
         chunks, batches = share.chunks, share.batches
+        self._committing -= 1
         if chunks:
             newest = chunks[-1]
             self.durable = newest.end
@@ -447,24 +469,31 @@ class StreamLog:
                 self._tail_waiters.wake()
 
     def fail(
-        self, written: Sequence[Accepted], unknown: StreamfoldError, unsent: StreamfoldError
+        self, written: Sequence[Share], unknown: StreamfoldError, unsent: StreamfoldError
     ) -> int:
-        """Give up: `written` may or may not be durable, pending batches certainly are not.
+        """Give up: `written` may or may not be durable, what is pending certainly is not.
 
         Returns the metered bytes that this frees.
         """
         self.failure = unsent
         pending, self._pending = self._pending or [], None
+        attached, self._attached = self._attached or [], None
         settlers, self._settlers = self._settlers, None
-        given_up = sum(accepted.chunk.metered for accepted in (*written, *pending))
-        for accepted in written:
-            reject(accepted.ack, unknown)
+        for share in written:
+            for accepted in share.batches:
+                reject(accepted.ack, unknown)
+            for rows_of_caller in share.attached:
+                reject(rows_of_caller.done, unknown)
         for accepted in pending:
             reject(accepted.ack, unsent)
+        for rows_of_caller in attached:
+            reject(rows_of_caller.done, unsent)
         if settlers is not None:
             settlers.fail(unknown)
         self.dismiss(unsent)
-        return given_up
+        return sum(share.metered for share in written) + sum(
+            accepted.chunk.metered for accepted in pending
+        )
 
     def dismiss(self, error: StreamfoldError) -> None:
         """Raise `error` in all followers: nothing more will come."""
