@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streamfold.errors import OutcomeUnknownError
+from streamfold.errors import OutcomeUnknownError, PositionTrimmedError, StreamfoldError
 from streamfold.model.configs import BasinConfig, StreamReconfiguration
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Record, trim_record
@@ -126,8 +126,10 @@ async def test_a_snapshot_and_its_trim_are_one_commit_however_much_is_pending(
     await asyncio.sleep(0)
     publishing = asyncio.create_task(store.durable.publish(BASIN, "s", publication(1, trim=True)))
     mounted = await store._supervisor.mounted()
+    trims = mounted.mount.trims_in_memory(StreamRef.parse(BASIN, "s"), stream_id)
+    assert trims is not None
     async with asyncio.timeout(60):
-        while not mounted.mount.trims_in_memory(StreamRef.parse(BASIN, "s"), stream_id).accepted:  # noqa: ASYNC110
+        while not trims.accepted:  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0.001)
     bench.engine.resume()
     await asyncio.gather(*appends, publishing)
@@ -237,3 +239,47 @@ async def test_a_log_that_fails_with_a_commit_gives_back_all_it_had_admitted(
     results = await asyncio.gather(first, second, return_exceptions=True)
     assert all(isinstance(result, Exception) for result in results)
     assert admission.used == 0
+
+
+async def test_a_snapshot_whose_records_are_trimmed_during_its_last_checks_is_refused(
+    store: StreamStore, bench: Bench
+) -> None:
+    await create(store, "s", b"0", b"1")
+    stream_id = await id_of(store, "s")
+    await store.durable.publish(BASIN, "s", publication(1))
+    mounted = await store._supervisor.mounted()
+    async with mounted.catalog.locks.hold(BASIN, "s"):
+        publishing = asyncio.create_task(
+            store.durable.publish(BASIN, "s", publication(1, b"other state"))
+        )
+        async with asyncio.timeout(60):
+            while not mounted.catalog.under_way:  # noqa: ASYNC110  # there is no event for it
+                await asyncio.sleep(0.001)
+        held = bench.engine.hold_scan(keys.snapshots_span(stream_id)[0])
+    await held.answered.wait()
+    await store.append(BASIN, "s", [trim_record(2)])
+    held.release.set()
+    with pytest.raises(PositionTrimmedError):
+        await publishing
+
+
+async def test_a_stream_that_is_replaced_because_it_ended_takes_no_append_if_the_clock_goes_back(
+    store: StreamStore, bench: Bench, clock: Clock
+) -> None:
+    await create(store, "s", b"old", ttl=10)
+    stream_id = await id_of(store, "s")
+    clock.pass_seconds(20)
+    held = bench.engine.hold_read(keys.basin(BASIN))
+    mounted = await store._supervisor.mounted()
+    mounted.mount._basins.clear()
+    replacing = asyncio.create_task(create(store, "s", b"new", ttl=10))
+    await held.answered.wait()
+    clock.pass_seconds(-15)
+    late = asyncio.create_task(append(store, "s", b"late"))
+    await asyncio.wait([late], timeout=0.1)  # a refusal waits for the creation
+    held.release.set()
+    await replacing
+    with pytest.raises(StreamfoldError):
+        await late
+    assert await id_of(store, "s") != stream_id
+    assert await read(store, "s") == [b"new"]

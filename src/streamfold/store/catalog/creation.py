@@ -211,6 +211,7 @@ class Creator:
                 return False
             if await self.forked(log.id):
                 raise StreamForkedError(*ref)
+            log.deleting = True  # it takes no append from here on, even if the clock goes back
             await log.settled()
             await self._insert(ref, spec, log.row)
             return True

@@ -312,6 +312,8 @@ class StreamSnapshots:
                     f"stream {log.name!r} has another snapshot at {new.seq_num}, with digest "
                     f"{newest.digest}: snapshots never change; publish one at a later position"
                 )
+            if new.seq_num < log.retained_from:  # trimmed during the checks
+                raise PositionTrimmedError(new.seq_num, log.retained_from)
             if self._trims(log, new):
                 log.trim(new.seq_num)
             # One commit: without the snapshot, the trim would drop records that nothing covers.
