@@ -3,42 +3,56 @@
 Streamfold is `streamfold serve` on local disk with fsync. Beside it: the null server, which
 shows what the client and granian can do alone, and every S2 endpoint given as `--peer NAME=URL`, for
 example s2-lite. A basin `bench-basin` is made on each, which creates streams when they are first
-appended to. `--peer-pid NAME=PID` adds the processor time and the memory of a peer on this machine.
+appended to. `--peer-pid NAME=PID` adds processor time, memory and syncs of a peer on this machine.
+strace counts the syncs of every server, in a load of its own (`--only syncs` does that alone).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shutil
-import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
-import psutil
 
 from bench import bulk, h2load
 from bench.bodies import document, noise
-from bench.figures import Latencies, settle
 from bench.h2load import Appender, Shape
 from bench.machine import conditions, wait_until_quiet
 from bench.null_server import null_serving
-from bench.report import Benchmark, Row, Sample, publish
+from bench.report import Benchmark, publish
 from bench.serving import serving
 from bench.sessions import read_session
 from bench.store import BASIN, MIB
+from bench.syncs import describe
+from bench.turns import (
+    NULL,
+    OURS,
+    Found,
+    Run,
+    Scale,
+    Target,
+    Workload,
+    alone,
+    count_acks,
+    percentile,
+    refuse_failures,
+    resident,
+    rest,
+    rows_of,
+    run_all,
+)
 
-OURS, NULL = "Streamfold", "null server"
 #: Bytes of a small record.
 SMALL = 256
 #: Streams that small appends are spread over.
@@ -48,94 +62,48 @@ AT_ONCE = 256
 #: Bytes per second of the steady load.
 STEADY = 20 * MIB
 
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is measured, in seconds and streams."""
-
-    seconds: float
-    steady: float
-    streams: int
-    repeat: int
-
+#: The load under which syncs are counted.
+MANY_WRITERS = Shape(8, 64, processes=4)
 
 FULL = Scale(seconds=6.0, steady=45.0, streams=25_000, repeat=3)
 QUICK = Scale(seconds=1.0, steady=3.0, streams=2_000, repeat=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """An endpoint, and its process when it is on this machine."""
+class Writer:
+    """One client that waits for the ack of each append to one stream."""
 
-    name: str
-    url: str
-    pid: int | None = None
+    def __init__(self, target: Target, stream: str) -> None:
+        self._target = target
+        self._path = f"/v1/streams/{stream}/records"
+        self._connection = HTTPConnection(urlsplit(target.url).netloc)
 
-    def cpu(self) -> float:
-        """Processor seconds of the process and of its children."""
-        return sum(sum(one.cpu_times()[:2]) for one in self._processes())
-
-    def written(self) -> int:
-        """Bytes that went to the disk."""
-        return sum(one.io_counters().write_bytes for one in self._processes())
-
-    def resident(self) -> float:
-        """MiB of memory."""
-        return float(sum(one.memory_info().rss for one in self._processes())) / MIB
-
-    def _processes(self) -> list[psutil.Process]:
-        if self.pid is None:
-            return []
-        first = psutil.Process(self.pid)
-        return [first, *first.children(recursive=True)]
-
-
-#: What a workload found: the value of each measure, in the unit that its name ends with.
-Found = dict[str, float]
-
-
-@dataclass(slots=True)
-class Run:
-    """One run of all workloads; a number makes the streams of each repetition new ones."""
-
-    scale: Scale
-    folder: Path
-    number: int = 0
-    found: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-
-    def names(self, kind: str, count: int) -> list[str]:
-        return [f"{kind}-{os.getpid()}-{self.number}-{index}" for index in range(count)]
-
-    def keep(self, target: Target, found: Found) -> None:
-        for measure, value in found.items():
-            self.found.setdefault(measure, {}).setdefault(target.name, []).append(float(value))
-            print(f"  {target.name:14} {measure:64} {value:12,.2f}", flush=True)
+    def append(self) -> None:
+        headers = {"s2-basin": BASIN, "content-type": "application/json"}
+        body = b'{"records":[{"body":"%b"}]}' % (b"x" * SMALL)
+        self._connection.request("POST", self._path, body, headers)
+        answer = self._connection.getresponse()
+        if answer.read() == b"" or answer.status != 200:
+            raise RuntimeError(f"{self._target.name} answered an append with {answer.status}")
 
 
 def ack_alone(run: Run, target: Target) -> Found:
     """One writer that waits for each ack."""
-    connection = HTTPConnection(urlsplit(target.url).netloc)
-    headers = {"s2-basin": BASIN, "content-type": "application/json"}
-    body = b'{"records":[{"body":"%b"}]}' % (b"x" * SMALL)
     (stream,), taken = run.names("alone", 1), []
+    writer = Writer(target, stream)
     end = time.perf_counter() + run.scale.seconds
     while (began := time.perf_counter()) < end:
-        connection.request("POST", f"/v1/streams/{stream}/records", body, headers)
-        answer = connection.getresponse()
-        if answer.read() == b"" or answer.status != 200:
-            raise RuntimeError(f"{target.name} answered an append with {answer.status}")
+        writer.append()
         taken.append(time.perf_counter() - began)
-    connection.close()
     return {"one writer, mean ack, ms": statistics.fmean(taken[1:]) * 1000}
 
 
-def small(form: str, shape: Shape) -> Callable[[Run, Target], Found]:
+def small(form: str, shape: Shape) -> Workload:
     """Appends of one small record over many streams."""
     kind = f"256 B appends, {SPREAD} streams, {form}, {'HTTP/1.1' if shape.http1 else 'h2'}"
 
     def measure(run: Run, target: Target) -> Found:
         streams = run.names("small", SPREAD)
-        appender = Appender(target.url, streams, SMALL * b"x", run.folder, form)
+        appender = Appender.to_s2(target.url, streams, SMALL * b"x", run.folder, form)
         asyncio.run(appender.warm_up())
         rest(target)
         cpu = target.cpu()
@@ -152,7 +120,7 @@ def small(form: str, shape: Shape) -> Callable[[Run, Target], Found]:
 def many_streams(run: Run, target: Target) -> Found:
     """The first append creates each stream; then one append to each in turn."""
     count = run.scale.streams
-    appender = Appender(target.url, run.names("many", count), SMALL * b"x", run.folder)
+    appender = Appender.to_s2(target.url, run.names("many", count), SMALL * b"x", run.folder)
     first = asyncio.run(appender.append_to_each(count, AT_ONCE))
     rest(target)
     turn = asyncio.run(appender.append_to_each(count, AT_ONCE))
@@ -165,9 +133,7 @@ def many_streams(run: Run, target: Target) -> Found:
     }
 
 
-def session(
-    body: int, content: Callable[[int, int], bytes] = noise
-) -> Callable[[Run, Target], Found]:
+def session(body: int, content: Callable[[int, int], bytes] = noise) -> Workload:
     """One append session flat out, and then a catch-up read of what it wrote."""
     records = f"{body + bulk.OVERHEAD} B records{' of JSON' if content is document else ''}"
 
@@ -209,16 +175,9 @@ def steady(run: Run, target: Target) -> Found:
     }
 
 
-def resident(run: Run, target: Target) -> Found:
-    """Memory half a minute after all of the above."""
-    rest(target)
-    time.sleep(30)
-    return {"resident memory after all that, MiB": target.resident()}
-
-
-WORKLOADS: dict[str, Callable[[Run, Target], Found]] = {
+WORKLOADS: dict[str, Workload] = {
     "alone": ack_alone,
-    "small-protobuf": small("protobuf", Shape(8, 64, processes=4)),
+    "small-protobuf": small("protobuf", MANY_WRITERS),
     "small-json": small("JSON", Shape(8, 64, processes=4)),
     "small-http1": small("JSON", Shape(100, 1, processes=4, http1=True)),
     "many-streams": many_streams,
@@ -234,31 +193,18 @@ WORKLOADS: dict[str, Callable[[Run, Target], Found]] = {
 NULL_WORKLOADS = ("small-protobuf", "small-json", "small-http1")
 
 
-def percentile(latencies: Latencies, part: float) -> float:
-    return float(np.percentile(latencies, part)) / 1e6
-
-
-def refuse_failures(target: Target, load: h2load.Load) -> None:
-    if load.failures:
-        raise RuntimeError(f"{target.name} did not acknowledge {load.failures} appends")
-
-
-def rest(*targets: Target) -> None:
-    """Wait until these have done what they do in the background."""
-    asyncio.run(settle(*(one.pid for one in targets if one.pid is not None)))
-
-
-@contextmanager
-def stopped(others: Iterable[Target]) -> Iterator[None]:
-    """Stop those on this machine: one that is never at rest would take part of the processors."""
-    pids = [one.pid for one in others if one.pid is not None]
-    try:
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+def syncs(run: Run, everyone: Sequence[Target]) -> list[str]:
+    """What each server syncs for a lone writer, and for many."""
+    sentences = []
+    for target in everyone:
+        streams = run.names("synced", SPREAD)
+        appender = Appender.to_s2(target.url, streams, SMALL * b"x", run.folder)
+        with alone(target, everyone):
+            asyncio.run(appender.warm_up())
+            load = partial(count_acks, appender, MANY_WRITERS, run.scale.seconds)
+            sentences.append(describe(target, Writer(target, streams[0]).append, load))
+        print(sentences[-1], flush=True)
+    return sentences
 
 
 @contextmanager
@@ -281,35 +227,6 @@ def make_basin(target: Target) -> None:
     if answer.status_code == 409:
         answer = httpx.patch(basin, json=config)
     answer.raise_for_status()
-
-
-def run_all(run: Run, everyone: Sequence[Target], only: str) -> None:
-    """Every workload, `repeat` times, on one target after the other."""
-    for name, workload in WORKLOADS.items():
-        if only not in name:
-            continue
-        print(name, flush=True)
-        for number in range(run.scale.repeat if name != "resident" else 1):
-            run.number = number
-            for target in everyone:
-                if target.name != NULL or name in NULL_WORKLOADS:
-                    rest(*everyone)  # or one would be measured while another tidies up
-                    with stopped(one for one in everyone if one is not target):
-                        os.sync()  # or it would wait for what another left to the system to write
-                        run.keep(target, workload(run, target))
-
-
-def rows_of(run: Run) -> list[Row]:
-    """Streamfold first, and a measure's unit apart from its name."""
-    rows = []
-    for measure, found in run.found.items():
-        name, _, unit = measure.rpartition(", ")
-        samples = [Sample(subject, values) for subject, values in found.items()]
-        if unit.startswith(("p50 ", "ack ", "processor ", "refused ")):
-            kind, _, unit = unit.rpartition(" ")
-            name = f"{name}, {kind}"
-        rows.append(Row(name, unit, samples, more=unit.endswith("/s")))
-    return rows
 
 
 def named(text: str) -> tuple[str, str]:
@@ -341,7 +258,7 @@ def main() -> None:
     scale = QUICK if options.quick else FULL
     run = Run(replace(scale, repeat=options.repeat or scale.repeat), folder)
     try:
-        under = conditions(folder, busy, ["Streamfold syncs every ack to disk (fsync)"])
+        under = conditions(folder, busy)
         under += [
             "bodies of sessions and of the steady load are random bytes, unless they are JSON",
             "workloads in the order of the table, so that later ones meet a store that holds what "
@@ -349,8 +266,11 @@ def main() -> None:
             "others on this machine stopped meanwhile",
             *options.note,
         ]
+        workloads = {name: work for name, work in WORKLOADS.items() if options.only in name}
         with targets(peers, folder) as everyone:
-            run_all(run, everyone, options.only)
+            run_all(run, everyone, workloads, null=NULL_WORKLOADS)
+            if options.only in "syncs":
+                under += syncs(run, [one for one in everyone if one.name != NULL])
     finally:
         shutil.rmtree(folder)
     if not options.quick and not options.only:

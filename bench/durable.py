@@ -1,7 +1,9 @@
-"""Measures Durable Streams beside the protocol's reference server: `python -m bench.durable --help`.
+"""Measures Durable Streams beside the project's Rust server: `python -m bench.durable --help`.
 
-Both are loaded by the same client, one after the other on the same machine, in memory and on disk; the
-reference server is npm's `@durable-streams/server`, which is installed for the purpose.
+`cargo install durable-streams` installs that server, `durable-streams-server`, which is taken from
+PATH or from `--rust-server`. It runs with its defaults: an append is in its log, synced, before the
+ack. Streamfold runs on local disk with fsync. The same clients load both in turns, and strace counts
+what each of them syncs. A full run writes docs/benchmarks/durable.md.
 """
 
 from __future__ import annotations
@@ -9,207 +11,217 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import signal
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from bench.durable_load import SIZE, create, head_of
-from bench.figures import Figure, Latencies, figure_of, measured, settle
+from bench import h2load
+from bench.bodies import noise
+from bench.h2load import Appender, Shape
+from bench.machine import conditions, wait_until_quiet
+from bench.null_server import null_serving, wait_until_listening
+from bench.report import Benchmark, publish
 from bench.serving import serving
 from bench.stamps import stamped
-from bench.store import plain_python, processor_times, stolen_share
+from bench.store import MIB
+from bench.syncs import describe
+from bench.turns import (
+    NULL,
+    OURS,
+    Found,
+    Run,
+    Scale,
+    Target,
+    Workload,
+    alone,
+    count_acks,
+    percentile,
+    refuse_failures,
+    resident,
+    rest,
+    rows_of,
+    run_all,
+)
 
-STREAMS = 500
+RUST, RUST_COMMAND = "Rust server", "durable-streams-server"
 SUBSCRIBERS = 1000
 #: Events per second to one stream that all subscribers follow.
 RATE = 50
-FOLLOWED = "bench-followed"
-REFERENCE = "@durable-streams/server"
-VERSION = "0.3.7"
+#: Bytes of a small append, and of a large one.
+SMALL, LARGE = 256, MIB
+BINARY, TEXT = "application/octet-stream", "text/plain"
+#: The Rust server speaks HTTP/1.1 alone.
+MANY_WRITERS = Shape(100, 1, processes=4, http1=True)
 #: Seconds that a load may take longer than planned.
 _TIMEOUT = 60.0
 
-_SERVER = """
-import { DurableStreamTestServer } from "@durable-streams/server";
-const dataDir = process.argv[2] || undefined;
-const server = new DurableStreamTestServer({ port: 0, host: "127.0.0.1", dataDir, webhooks: false });
-console.log(JSON.stringify({ url: await server.start() }));
-"""
+FULL = Scale(seconds=6.0, steady=10.0, streams=500, repeat=3)
+QUICK = Scale(seconds=1.0, steady=2.0, streams=50, repeat=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A server that is up."""
+class Client:
+    """One client of one stream, which waits for every answer."""
 
-    name: str
-    pid: int
-    port: int
+    def __init__(self, target: Target, stream: str, content_type: str = BINARY) -> None:
+        self.path = f"/v1/stream/{stream}"
+        self._target = target
+        self._headers = {"content-type": content_type}
+        self._connection = HTTPConnection(urlsplit(target.url).netloc, timeout=_TIMEOUT)
 
+    def create(self) -> None:
+        self._request("PUT", self.path, b"")
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one server did; without a figure, it could not be measured, and the note says why."""
+    def append(self, body: bytes = b"x" * SMALL) -> None:
+        self._request("POST", self.path, body)
 
-    server: str
-    appends: Figure | None
-    events: Figure | None
-    notes: tuple[str, ...] = ()
+    def read_all(self) -> int:
+        """Read from the start to the tail; returns the bytes."""
+        size, offset, up_to_date = 0, "-1", False
+        while not up_to_date:
+            answer, body = self._request("GET", f"{self.path}?offset={offset}")
+            size += body
+            offset = answer.headers["stream-next-offset"]
+            up_to_date = answer.headers["stream-up-to-date"] == "true"
+        return size
 
-
-@contextmanager
-def streamfold(backend: str, folder: Path) -> Iterator[Subject]:
-    with serving(backend, [], folder) as served:
-        yield Subject(f"streamfold, {backend}", served.pid, served.port)
-
-
-@contextmanager
-def reference(backend: str, folder: Path) -> Iterator[Subject]:
-    """The reference server, in memory or with files below `folder`."""
-    data = str(folder / "data") if backend == "file" else ""
-    command = ["node", "server.mjs", data]
-    with (folder / "reference.log").open("wb") as log:
-        server = subprocess.Popen(
-            command, cwd=folder.parent / "reference", stdout=subprocess.PIPE, stderr=log
-        )
-    with server:
-        try:
-            yield Subject(f"reference {VERSION}, {backend}", server.pid, _port(server))
-        finally:
-            server.kill()
+    def _request(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> tuple[HTTPResponse, int]:
+        self._connection.request(method, path, body, self._headers if body is not None else {})
+        answer = self._connection.getresponse()
+        size = 0
+        while piece := answer.read(MIB):
+            size += len(piece)
+        if answer.status not in (200, 201, 204):
+            raise RuntimeError(f"{self._target.name} answered {method} {path} with {answer.status}")
+        return answer, size
 
 
-def _port(server: subprocess.Popen[bytes]) -> int:
-    """From the line in which the server says where it is; its log comes the same way."""
-    for line in server.stdout or ():
-        if line.startswith(b"{"):
-            return int(json.loads(line)["url"].rpartition(":")[2])
-    raise RuntimeError("the reference server did not start")
+def ack_alone(run: Run, target: Target) -> Found:
+    """One writer that waits for each ack."""
+    (stream,), taken = run.names("alone", 1), []
+    client = Client(target, stream)
+    client.create()
+    end = time.perf_counter() + run.scale.seconds
+    while (began := time.perf_counter()) < end:
+        client.append()
+        taken.append(time.perf_counter() - began)
+    return {"one writer, 256 B appends, mean ack, ms": statistics.fmean(taken[1:]) * 1000}
 
 
-def install_reference(folder: Path) -> bool:
-    """Fetch the reference server; False if there is no node here, or no registry."""
-    if shutil.which("npm") is None:
-        return False
-    folder.mkdir()
-    (folder / "package.json").write_text(
-        json.dumps({"type": "module", "dependencies": {REFERENCE: VERSION}})
-    )
-    (folder / "server.mjs").write_text(_SERVER)
-    command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--silent"]
-    return subprocess.run(command, cwd=folder, check=False).returncode == 0
+def appender_to(run: Run, target: Target, kind: str) -> Appender:
+    """One that appends to new streams, each of which has a record already."""
+    streams = run.names(kind, run.scale.streams)
+    if target.name != NULL:  # it answers everything, and has nothing
+        for stream in streams:
+            client = Client(target, stream)
+            client.create()
+            client.append()
+    uris = [f"{target.url}/v1/stream/{stream}" for stream in streams]
+    return Appender(uris, SMALL * b"x", {"content-type": BINARY}, run.folder)
 
 
-async def measure(subject: Subject, folder: Path, *, quick: bool) -> Result:
-    notes: list[str] = []
-    appends = await attempt(measure_appends(subject, folder, 3.0 if quick else 10.0, notes), notes)
-    events = await attempt(measure_events(subject, folder, 3.0 if quick else 10.0, notes), notes)
-    result = Result(subject.name, appends, events, tuple(notes))
-    print(row(result), flush=True)
-    return result
+def small(run: Run, target: Target) -> Found:
+    """Appends of one small message over many streams."""
+    appender = appender_to(run, target, "small")
+    rest(target)
+    cpu = target.cpu()
+    load = asyncio.run(appender.run(MANY_WRITERS, run.scale.seconds))
+    refuse_failures(target, load)
+    kind = f"256 B appends to {run.scale.streams} streams, {MANY_WRITERS.connections} connections"
+    return {
+        f"{kind}, acks/s": load.acks_per_s,
+        f"{kind}, p50 ms": percentile(load.latencies, 50),
+        f"{kind}, p99 ms": percentile(load.latencies, 99),
+        f"{kind}, processor µs": (target.cpu() - cpu) / len(load.latencies) * 1e6,
+    }
 
 
-async def attempt(work: Any, notes: list[str]) -> Figure | None:
-    """The figure, or a note: that one server fails must not hide how the other did."""
-    try:
-        figure: Figure = await work
-    except (RuntimeError, TimeoutError, OSError) as error:
-        notes.append(f"failed: {error}"[:200])
-        return None
-    return figure
+def bulk(run: Run, target: Target) -> Found:
+    """One writer of large appends, and then a catch-up read of what it wrote."""
+    (stream,) = run.names("bulk", 1)
+    client, body, count = Client(target, stream), noise(LARGE, 1), 0
+    client.create()
+    written, began = target.written(), time.perf_counter()
+    while time.perf_counter() < began + run.scale.seconds:
+        client.append(body)
+        count += 1
+    found = {"one writer, 1 MiB appends, MiB/s": count / (time.perf_counter() - began)}
+    rest(target)
+    amplified = (target.written() - written) / (count * LARGE)
+    found["one writer, 1 MiB appends, bytes to disk per byte"] = amplified
+    began = time.perf_counter()
+    if (size := client.read_all()) != count * LARGE:
+        raise RuntimeError(f"{target.name} sent {size} of {count * LARGE} bytes")
+    found["catch-up read of these, MiB/s"] = count / (time.perf_counter() - began)
+    return found
 
 
-async def measure_appends(
-    subject: Subject, folder: Path, seconds: float, notes: list[str]
-) -> Figure:
-    latencies = folder / "appends"
-    await settle(subject.pid)
-    load = await start_load(
-        "append", subject, latencies, f"--count={STREAMS}", f"--seconds={seconds}"
-    )
-    with measured(subject.pid) as spent:
-        report = await finish_load(load, seconds + 2 * _TIMEOUT)
-    spent.seconds = report["seconds"]
-    spent.cpu *= report["part"]  # the rest was warm-up
-    found = read_latencies(latencies)
-    if report["failures"]:
-        notes.append(f"appends without success, by status: {report['failures']}")
-    succeeded = len(found) - sum(report["failures"].values())
-    if not succeeded:
-        raise RuntimeError("no append succeeded")
-    return figure_of(spent, succeeded, found)
+def followers(run: Run, target: Target) -> Found:
+    """Many subscribers of one stream that is written to at a steady rate."""
+    return asyncio.run(_followers(run, target))
 
 
-async def measure_events(
-    subject: Subject, folder: Path, seconds: float, notes: list[str]
-) -> Figure:
-    events, latencies = round(RATE * seconds), folder / "events"
-    await create(subject.port, FOLLOWED, "text/plain")
-    load = await start_load(
-        "follow", subject, latencies, f"--count={SUBSCRIBERS}", f"--stream={FOLLOWED}",
-        f"--events={events}", f"--timeout={seconds + _TIMEOUT}",
-    )  # fmt: skip
-    await settle(subject.pid)
-    reader, writer = await asyncio.open_connection("127.0.0.1", subject.port)
-    try:
-        with measured(subject.pid) as spent:
-            await write_events(reader, writer, events)
-            report = await finish_load(load, seconds + 2 * _TIMEOUT)
-    finally:
-        writer.close()
+async def _followers(run: Run, target: Target) -> Found:
+    (stream,) = run.names("followed", 1)
+    events, latencies = round(RATE * run.scale.steady), run.folder / "latencies"
+    client = Client(target, stream, TEXT)
+    client.create()
+    load = await _start_subscribers(target, stream, events, latencies)
+    cpu = target.cpu()
+    await asyncio.to_thread(_write_events, client, events)
+    report = await _finish(load, run.scale.steady + 2 * _TIMEOUT)
     if report["incomplete"]:
-        notes.append(f"{report['incomplete']} subscribers did not get every event")
-    return figure_of(spent, events * SUBSCRIBERS, read_latencies(latencies))
+        raise RuntimeError(f"{target.name}: {report['incomplete']} subscribers lack events")
+    taken = np.fromfile(latencies, np.int64)
+    kind = f"{SUBSCRIBERS:,} subscribers (SSE), {RATE} events/s"
+    return {
+        f"{kind}, p50 ms": percentile(taken, 50),
+        f"{kind}, p99 ms": percentile(taken, 99),
+        f"{kind}, processor µs": (target.cpu() - cpu) / (events * SUBSCRIBERS) * 1e6,
+    }
 
 
-async def write_events(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, events: int
-) -> None:
-    """At a steady rate; one that is late does not delay those after it."""
-    loop = asyncio.get_running_loop()
-    path, kind = f"/v1/stream/{FOLLOWED}", "content-type: text/plain"
-    began, head = loop.time(), head_of("POST", path, kind, size=SIZE)
+def _write_events(client: Client, events: int) -> None:
+    """At a steady rate; an event that is late does not delay those after it."""
+    began = time.perf_counter()
     for number in range(events):
-        await asyncio.sleep(began + number / RATE - loop.time())
-        await exchange(reader, writer, head + stamped(number, SIZE))
+        time.sleep(max(0.0, began + number / RATE - time.perf_counter()))
+        client.append(stamped(number, SMALL))
 
 
-async def exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
-) -> None:
-    """A request whose answer has no body to speak of."""
-    writer.write(request)
-    head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 2"):
-        raise RuntimeError(f"refused: {head[:100]!r}")
-    if b"chunked" in head.lower():
-        await reader.readuntil(b"0\r\n\r\n")
-
-
-async def start_load(
-    kind: str, subject: Subject, latencies: Path, *options: str
+async def _start_subscribers(
+    target: Target, stream: str, events: int, latencies: Path
 ) -> asyncio.subprocess.Process:
-    """A process of clients that are all connected."""
+    """A process of subscribers that are all connected."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.durable_load", kind, f"--port={subject.port}",
-        f"--latencies={latencies}", *options, stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "bench.durable_load", f"--port={urlsplit(target.url).port}",
+        f"--latencies={latencies}", f"--count={SUBSCRIBERS}", f"--stream={stream}",
+        f"--events={events}", f"--timeout={_TIMEOUT}", stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     if await process.stdout.readline() != b"ready\n":
-        raise RuntimeError(f"the clients ended with {await process.wait()} before they began")
+        raise RuntimeError(f"the subscribers ended with {await process.wait()} before they began")
     return process
 
 
-async def finish_load(process: asyncio.subprocess.Process, seconds: float) -> dict[str, Any]:
+async def _finish(process: asyncio.subprocess.Process, seconds: float) -> dict[str, Any]:
     try:
         async with asyncio.timeout(seconds):
             output, _ = await process.communicate()
@@ -221,88 +233,131 @@ async def finish_load(process: asyncio.subprocess.Process, seconds: float) -> di
     return report
 
 
-def read_latencies(path: Path) -> Latencies:
-    return np.fromfile(path, np.int64)
+WORKLOADS: dict[str, Workload] = {
+    "alone": ack_alone,
+    "small": small,
+    "bulk": bulk,
+    "followers": followers,
+    "resident": resident,
+}
 
 
-def row(result: Result) -> str:
-    cells = [result.server]
-    for figure, unit in ((result.appends, "acks/s"), (result.events, "deliveries/s")):
-        if figure is None:
-            cells += ["-"] * 4
-        else:
-            cells += [f"{figure.per_second:.0f} {unit}"]
-            cells += [f"{value:.1f} ms" for value in (figure.p50_ms, figure.p99_ms) if value]
-            cells += [f"{figure.cpu_us:.0f} us"]
-    return "| " + " | ".join([*cells, "; ".join(result.notes) or "-"]) + " |"
+def syncs(run: Run, everyone: Sequence[Target]) -> list[str]:
+    """What each server syncs for a lone writer, and for many."""
+    sentences = []
+    for target in everyone:
+        appender, (stream,) = appender_to(run, target, "synced"), run.names("synced-alone", 1)
+        client = Client(target, stream)
+        client.create()
+        with alone(target, everyone):
+            load = partial(count_acks, appender, MANY_WRITERS, run.scale.seconds)
+            sentences.append(describe(target, client.append, load))
+        print(sentences[-1], flush=True)
+    return sentences
 
 
-def print_head() -> None:
-    columns = ["server", f"{STREAMS} producers", "p50", "p99", "its CPU"]
-    columns += [f"{SUBSCRIBERS} subscribers", "p50", "p99", "its CPU", "notes"]
-    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|", flush=True)
+@contextmanager
+def rust_serving(command: str, folder: Path) -> Iterator[Target]:
+    """The Rust server with its defaults, on a free local port, with its data below `folder`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = [command, "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--data-dir", str(folder / "rust")]
+    with (folder / "rust.log").open("wb") as log:
+        server = subprocess.Popen(arguments, stdout=log, stderr=log)
+    with server:
+        try:
+            wait_until_listening(port, RUST)
+            yield Target(RUST, f"http://127.0.0.1:{port}", server.pid)
+        finally:
+            server.kill()
 
 
-def ratios(results: list[Result]) -> dict[str, float]:
-    """How many times as many appends as the reference server, in memory and on disk."""
-    found = {result.server: result.appends for result in results}
-    pairs = {
-        "memory": ("streamfold, memory", f"reference {VERSION}, memory"),
-        "disk": ("streamfold, local-fsync", f"reference {VERSION}, file"),
-    }
-    return {
-        name: ours.per_second / theirs.per_second
-        for name, (mine, other) in pairs.items()
-        if (ours := found.get(mine)) and (theirs := found.get(other))
-    }
+def version_of(command: str) -> str:
+    """The version that cargo installed; the server itself does not tell it."""
+    kept = Path(shutil.which(command) or command).resolve().parent.parent / ".crates.toml"
+    if kept.exists():
+        for package, names in tomllib.loads(kept.read_text())["v1"].items():
+            if RUST_COMMAND in names:
+                return " ".join(package.split()[:2])
+    return "of an unknown version"
 
 
-def run(parent: Path, *, quick: bool) -> dict[str, Any]:
-    since, folder = (
-        processor_times(),
-        Path(tempfile.mkdtemp(prefix="streamfold-bench-", dir=parent)),
-    )
-    results: list[Result] = []
-    try:
-        subjects = [(streamfold, "local-fsync"), (streamfold, "memory")]
-        if install_reference(folder / "reference"):
-            subjects = [
-                (streamfold, "local-fsync"), (reference, "file"),
-                (streamfold, "memory"), (reference, "memory"),
-            ]  # fmt: skip
-        print_head()
-        for number, (kind, backend) in enumerate(subjects):
-            subfolder = folder / str(number)
-            subfolder.mkdir()
-            with kind(backend, subfolder) as subject:
-                results.append(asyncio.run(measure(subject, subfolder, quick=quick)))
-    finally:
-        shutil.rmtree(folder)
-    found = ratios(results)
-    shown = {name: round(ratio, 2) for name, ratio in found.items()}
-    print(f"appends of Streamfold / of the reference: {shown}")
-    return {
-        "quick": quick,
-        "cores": os.cpu_count(),
-        "plain_python_us": plain_python(),
-        "stolen": stolen_share(since),
-        "servers": [asdict(result) for result in results],
-        "ratios": found,
-    }
+@contextmanager
+def targets(rust: str | None, folder: Path) -> Iterator[list[Target]]:
+    """Streamfold, the Rust server if there is one, and the null server, all up."""
+    with ExitStack() as stack:
+        ours = stack.enter_context(serving("local-fsync", (), folder))
+        everyone = [Target(OURS, ours.url, ours.pid)]
+        if rust is not None:
+            everyone.append(stack.enter_context(rust_serving(rust, folder)))
+        null = stack.enter_context(null_serving())
+        yield [*everyone, Target(NULL, null.url, null.pid)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="less of everything: a minute")
+    parser.add_argument("--rust-server", default=RUST_COMMAND, metavar="COMMAND")
+    parser.add_argument("--only", default="", help="workloads whose name has this in it")
+    parser.add_argument("--repeat", type=int, help="times that each is measured")
+    parser.add_argument("--quick", action="store_true", help="less of everything; nothing is kept")
+    parser.add_argument("--noisy", action="store_true", help="measure although others are at work")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
+    if not h2load.available():
+        parser.error("h2load is missing: install nghttp2-client (Debian), nghttp2 (Homebrew)")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server stays behind
-    results = run(options.folder, quick=options.quick)
-    target = Path(__file__).parent / "results" / "durable.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(results, indent=2))
+    rust = shutil.which(options.rust_server)
+    if rust is None:
+        print(
+            f"{options.rust_server} is not on PATH (cargo install durable-streams; or give "
+            "--rust-server): Streamfold is measured alone, and no page is written",
+            file=sys.stderr,
+        )
+    busy = None if options.noisy else wait_until_quiet()
+    folder = Path(tempfile.mkdtemp(prefix="streamfold-bench-", dir=options.folder))
+    scale = QUICK if options.quick else FULL
+    run = Run(replace(scale, repeat=options.repeat or scale.repeat), folder)
+    workloads = {name: work for name, work in WORKLOADS.items() if options.only in name}
+    try:
+        under = conditions(folder, busy)
+        with targets(rust, folder) as everyone:
+            run_all(run, everyone, workloads, null=("small",))
+            if options.only in "syncs":
+                under += syncs(run, [one for one in everyone if one.name != NULL])
+    finally:
+        shutil.rmtree(folder)
+    if rust is not None and not options.quick and not options.only:
+        page(run, [*under, *notes(run, version_of(rust))])
+
+
+def notes(run: Run, version: str) -> list[str]:
+    """What else must be known to read the figures."""
+    return [
+        f"the Rust server is `{version}` from crates.io, built by `cargo install` and started with "
+        "`--host`, `--port` and `--data-dir` alone: `--durability wal`, a log that is synced before "
+        "the ack, is its default",
+        "Streamfold is `streamfold serve --local-root`: fsync is its default",
+        f"each workload ran {run.scale.repeat} times on one server after the other, the others stopped "
+        "meanwhile; clients and servers share the cores, so that the load generator is part of each "
+        "rate: the null server, which reads a request and answers, shows how much",
+    ]
+
+
+def page(run: Run, under: list[str]) -> None:
+    publish(
+        Benchmark(
+            "durable",
+            "Durable Streams beside the Rust server",
+            "The same clients load Streamfold and the Durable Streams project's own Rust server in "
+            "turns: h2load for small appends, one HTTP client for large ones, and 1,000 subscribers.",
+            "python -m bench.durable",
+            under,
+            rows_of(run),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Appends over HTTP/2 by h2load, whose requests cost far less than the server's answers."""
+"""Appends by h2load over HTTP/2 or HTTP/1.1, whose requests cost far less than the server's answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from tests.server.frames import append_frame, frames_in
@@ -51,17 +52,26 @@ def available() -> bool:
 
 
 class Appender:
-    """Appends records of one body to many streams of the server at `url`."""
+    """Posts one message to many URIs."""
 
     def __init__(
-        self, url: str, streams: Sequence[str], body: bytes, folder: Path, form: str = "protobuf"
+        self, uris: Sequence[str], message: bytes, headers: Mapping[str, str], folder: Path
     ) -> None:
-        self._uris = [f"{url}/v1/streams/{name}/records" for name in streams]
+        self._uris = uris
         self._folder = folder
+        self._headers = headers
+        self._message = folder / "append-input"
+        self._message.write_bytes(message)
+
+    @classmethod
+    def to_s2(
+        cls, url: str, streams: Sequence[str], body: bytes, folder: Path, form: str = "protobuf"
+    ) -> Self:
+        """Append records of one body to many streams of the S2 server at `url`."""
+        uris = [f"{url}/v1/streams/{name}/records" for name in streams]
         kind = CONTENT_TYPES[form]
-        self._headers = {"s2-basin": BASIN, "content-type": kind, "accept": kind}
-        self._message = folder / f"append-input-{form}"
-        self._message.write_bytes(_message(body, form))
+        headers = {"s2-basin": BASIN, "content-type": kind, "accept": kind}
+        return cls(uris, _message(body, form), headers, folder)
 
     async def warm_up(self) -> None:
         """Append to every stream, so that the server has all of them open."""

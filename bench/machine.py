@@ -45,7 +45,9 @@ def conditions(folder: Path, busy: float | None, extra: Sequence[str] = ()) -> l
     memory = psutil.virtual_memory().total / (1 << 30)
     bare = bare_sync_loop(folder)
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    state = "was not quiet" if busy is None else f"was {busy:.0%} busy before the first measurement"
+    state = f"was {busy or 0.0:.0%} busy before the first measurement"
+    if busy is None:
+        state = f"was not quiet, with a load average of {os.getloadavg()[0]:.1f} before the run"
     return [
         f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, "
         f"Python {platform.python_version()}, {day}; the machine {state}",

@@ -49,7 +49,7 @@ def null_serving() -> Iterator[Served]:
     command += ["--host=127.0.0.1", f"--port={port}", "--no-access-log", "bench.null_server:answer"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            _wait_until_listening(port)
+            wait_until_listening(port, "null server")
             yield Served(server.pid, port)
         finally:
             _end(server)
@@ -66,7 +66,8 @@ def _end(server: subprocess.Popen[bytes]) -> None:
             process.kill()
 
 
-def _wait_until_listening(port: int) -> None:
+def wait_until_listening(port: int, name: str) -> None:
+    """Wait for a server that was just started."""
     end = time.monotonic() + _START_MAX
     while time.monotonic() < end:
         try:
@@ -75,4 +76,4 @@ def _wait_until_listening(port: int) -> None:
             time.sleep(0.05)
         else:
             return
-    raise RuntimeError(f"the null server did not listen on port {port} within {_START_MAX:.0f} s")
+    raise RuntimeError(f"the {name} did not listen on port {port} within {_START_MAX:.0f} s")

@@ -39,37 +39,6 @@ def store(found: Sequence[dict[str, Any]]) -> list[Row]:
     return rows
 
 
-def durable_streams(found: dict[str, Any]) -> list[Row]:
-    """Durable Streams beside the protocol's reference server in Node."""
-    servers = {one["server"]: one for one in found["servers"]}
-    rows = []
-    for ours, theirs in (("memory", "memory"), ("local-fsync", "file")):
-        mine = servers[f"streamfold, {ours}"]
-        name = next(
-            (name for name in servers if name.endswith(f", {theirs}") and mine["server"] != name),
-            "",
-        )
-        other = servers.get(name, {})
-        for kind, what, unit in (
-            ("appends", "appends by 500 producers", "acks/s"),
-            ("events", "1,000 subscribers", "deliveries/s"),
-        ):
-            beside = {"Node reference": other[kind]["per_second"]} if other.get(kind) else {}
-            if mine.get(kind):
-                rate = mine[kind]["per_second"]
-                rows.append(pair(f"{what}, {ours}", unit, rate, beside, more=True))
-    return rows
-
-
-def durable_failures(found: dict[str, Any]) -> list[str]:
-    """What a server did not do: its rates count only what it did."""
-    return [
-        f"{server['server']}: {note}; rates count what succeeded"
-        for server in found["servers"]
-        for note in server["notes"]
-    ]
-
-
 def archive(found: Sequence[dict[str, Any]]) -> list[Row]:
     """Formats of an archive beside plain pyarrow."""
     plain = next(one for one in found if one["subject"] == "pyarrow.parquet")
@@ -329,7 +298,6 @@ def console(found: dict[str, Any]) -> list[Row]:
 #: By the name of the results: the page's title, and what makes its rows.
 PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "store": ("The store in one process", store),
-    "durable": ("Durable Streams beside the reference server", durable_streams),
     "follow": ("Restore from a snapshot", follow),
     "hostile": ("Beside hostile clients", hostile),
     "archive": ("Archives: formats and rebuilding", archive),
@@ -349,10 +317,6 @@ PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
 }
 
 
-#: By the same name: what else must be known to read the figures.
-NOTES: dict[str, Callable[[Any], list[str]]] = {"durable": durable_failures}
-
-
 def main() -> None:
     conditions = kept_conditions()
     for name, (title, rows) in PAGES.items():
@@ -363,8 +327,7 @@ def main() -> None:
         found = json.loads(results.read_text())
         curves = CURVES[name](found) if name in CURVES else []
         command = f"python -m bench.{name}"
-        under = [*conditions, *NOTES.get(name, lambda found: [])(found)]
-        publish(Benchmark(name, title, about, command, under, rows(found), curves))
+        publish(Benchmark(name, title, about, command, conditions, rows(found), curves))
         print(f"docs/benchmarks/{name}.md")
 
 

@@ -91,7 +91,7 @@ async def small_appends(setup: Setup, name: str, shape: Shape, streams: int) -> 
 
 async def _small_over_http(setup: Setup, shape: Shape, streams: int) -> tuple[Figure, str]:
     url, body = setup.server.url, b"x" * SMALL
-    appender = h2load.Appender(url, SMALL_STREAMS[:streams], body, setup.folder)
+    appender = h2load.Appender.to_s2(url, SMALL_STREAMS[:streams], body, setup.folder)
     await appender.warm_up()
     async with setup.measured_server() as spent:
         load = await appender.run(shape, setup.scale.seconds)

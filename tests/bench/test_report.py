@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.pages import console, durable_failures
+from bench.pages import console
 from bench.report import Benchmark, Row, Sample, kept, publish
 
 RATE = Row(
@@ -55,13 +55,3 @@ def test_the_page_of_the_console_has_each_figure_beside_another() -> None:
     rows = console(found)
     assert [row.ratio(row.samples[1]) for row in rows] == [0.2, 0.25, 0.5, 0.5]
     assert rows[2].measure == "longest frame, 100,000 records scrolled"
-
-
-def test_a_page_says_what_a_server_failed_to_do() -> None:
-    servers = [
-        {"server": "ours, memory", "notes": []},
-        {"server": "other, file", "notes": ["7 subscribers did not get every event"]},
-    ]
-    assert durable_failures({"servers": servers}) == [
-        "other, file: 7 subscribers did not get every event; rates count what succeeded"
-    ]
