@@ -24,6 +24,7 @@ def test_a_basin_from_its_creation_to_its_deletion(shell: Shell) -> None:
     assert created["created_at"].endswith("Z")
     assert {**created, "created_at": "", "location": ""} == {
         "name": name, "location": "", "created_at": "", "deleted_at": None, "status": "created",
+        "retention_policy": 86400,
     }  # fmt: skip
 
     config = shell.json("get-basin-config", f"s2://{name}")
@@ -47,6 +48,48 @@ def test_a_basin_from_its_creation_to_its_deletion(shell: Shell) -> None:
     assert shell.json("delete-basin", name, "--yes") == {"name": name, "status": "deleting"}
     missing = shell("get-basin-config", "no-such-basin", "--json")
     assert (missing.status, missing.error["code"]) == (4, "basin_not_found")
+
+
+def test_a_creation_says_how_long_records_are_kept(shell: Shell) -> None:
+    basin = shell.ok("create-basin", "retention-basin")
+    assert basin.text.endswith("  created  keeps records for 7d\n")
+    assert basin.stderr == (
+        "Records of streams created in 'retention-basin' are removed 7d after they arrive. "
+        "To keep them: streamfold reconfigure-basin retention-basin --retention-policy infinite\n"
+    )
+    stream = shell.ok("create-stream", "retention-basin/week")
+    assert stream.text.endswith("  created  keeps records for 7d\n")
+    advised = "streamfold reconfigure-stream s2://retention-basin/week --retention-policy infinite"
+    assert stream.stderr == (
+        f"Records of the stream 'week' are removed 7d after they arrive. To keep them: {advised}\n"
+    )
+    shell.ok(*advised.split()[1:])
+    asked = shell.ok("create-stream", "retention-basin/day", "--retention-policy", "1d")
+    assert asked.text.endswith("  created  keeps records for 1d\n")
+    assert asked.stderr == ""
+    shell.ok("reconfigure-basin", "retention-basin", "--retention-policy", "infinite")
+    inherited = shell.ok("create-stream", "retention-basin/always")
+    assert inherited.text.endswith("  created  keeps records until they are trimmed\n")
+    assert inherited.stderr == ""
+    ensured = shell.json("create-stream", "retention-basin/always", "--ensure")
+    assert ensured["retention_policy"] == "infinite"
+
+
+def test_a_creation_succeeds_where_the_token_may_not_read_the_retention(tmp_path: Path) -> None:
+    root_file = tmp_path / "root"
+    root_file.write_text("a-root-token-of-this-test\n")
+    with serving(
+        "--host", "127.0.0.1", "--no-access-log", "--root-token-file", str(root_file)
+    ) as exports:
+        root = Shell({**exports, "S2_ACCESS_TOKEN": root_file.read_text()})
+        root.ok("create-basin", "guarded-basin")
+        token = root.json("issue-access-token", "maker", "--basins", "", "--streams", "",
+                          "--ops", "create-stream")["access_token"]  # fmt: skip
+        maker = Shell({**exports, "S2_ACCESS_TOKEN": token})
+        created = maker.ok("create-stream", "guarded-basin/orders")
+        assert created.text.endswith("  created  retention unknown\n")
+        assert "The retention of the stream 'orders' could not be read: " in created.stderr
+        assert maker.json("create-stream", "guarded-basin/more")["retention_policy"] is None
 
 
 def test_a_bucket_with_a_name_that_s2_does_not_allow_is_used_like_any_basin(
@@ -90,7 +133,7 @@ def test_a_stream_from_its_creation_to_its_deletion(shell: Shell, basin: str) ->
     created = shell.json("create-stream", stream_uri)
     assert {**created, "created_at": ""} == {
         "name": "orders/eu", "created_at": "", "deleted_at": None, "cipher": None,
-        "status": "created",
+        "status": "created", "retention_policy": 604800,
     }  # fmt: skip
     assert shell.json("get-stream-config", stream_uri) == STREAM_CONFIG
     assert "retention_policy = 7d\n" in shell.ok("get-stream-config", stream_uri).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from itertools import count
@@ -15,6 +16,7 @@ from streamfold.cli.json_output import Shape, rfc3339
 from streamfold.cli.output import Output, Table, confirm, yes_option
 from streamfold.cli.parameters import basin_argument, stream_argument
 from streamfold.cli.resources import config_options
+from streamfold.cli.resources.retention import RetentionInForce, of_basin, of_stream
 from streamfold.model.names import StreamRef, parse_basin_name
 from streamfold.model.units import duration_text
 
@@ -74,9 +76,21 @@ def _stream_cells(info: StreamInfo) -> tuple[str, ...]:
     return info.name, rfc3339(info.created_at), info.cipher.value if info.cipher else "", state
 
 
-def _show_created(output: Output, shape: Shape, cells: tuple[str, ...], status: str) -> None:
-    text = "  ".join(cell for cell in (f"{cells[0]:<32}", *cells[1:], status) if cell)
-    output.show({**shape, "status": status}, text)
+def _show_created(
+    output: Output,
+    shape: Shape,
+    cells: tuple[str, ...],
+    status: str,
+    retention: RetentionInForce,
+) -> None:
+    shown = (f"{cells[0]:<32}", *cells[1:], status, retention.text)
+    shape = {**shape, "status": status, "retention_policy": retention.value}
+    output.show(shape, "  ".join(cell for cell in shown if cell))
+
+
+def _advise(output: Output, advice: str) -> None:
+    if advice:
+        output.note(advice)
 
 
 def config_text(shape: Shape, path: str = "") -> str:
@@ -105,7 +119,7 @@ def _plain(name: str, value: object) -> str:
 )
 @config_options.stream_config_options
 async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **given: Any) -> None:
-    """Create a stream; what is not configured comes from its basin."""
+    """Create a stream. Unset options inherit from the basin; by default records are kept for 7 days."""
     config, status = config_options.stream_config(given), "created"
     basin = open_basin(s2, ref.basin)
     if ensure:
@@ -113,7 +127,12 @@ async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **
         info, status = ensured.stream, ensured.status.value
     else:
         info = await basin.create_stream(ref.stream, config=config)
-    _show_created(output, json_output.stream(info), _stream_cells(info), status)
+    retention = await of_stream(basin.get_stream_config(ref.stream))
+    _show_created(output, json_output.stream(info), _stream_cells(info), status, retention)
+    if given["retention_policy"] is None:
+        uri = f"s2://{ref.basin}/{ref.stream}"
+        change = f"streamfold reconfigure-stream {shlex.quote(uri)}"
+        _advise(output, retention.advice(f"the stream {ref.stream!r}", change))
 
 
 @verb("list-streams")
@@ -185,7 +204,8 @@ async def create_basin(
     """Create a basin.
 
     Its name has 8 to 48 lower-case letters, digits and hyphens. The configuration is the basin's own,
-    and the default for its streams.
+    and the default for its streams, which keep records for 7 days unless --retention-policy says
+    otherwise.
     """
     parse_basin_name(basin)  # refuses it with the rule, which the SDK does not name
     config, status = config_options.basin_config(given), "created"
@@ -194,7 +214,11 @@ async def create_basin(
         info, status = ensured.basin, ensured.status.value
     else:
         info = await s2.create_basin(basin, config=config, location=location)
-    _show_created(output, json_output.basin(info), _basin_cells(info), status)
+    retention = await of_basin(s2.get_basin_config(basin))
+    _show_created(output, json_output.basin(info), _basin_cells(info), status, retention)
+    if given["retention_policy"] is None:
+        subject = f"streams created in {basin!r}"
+        _advise(output, retention.advice(subject, f"streamfold reconfigure-basin {basin}"))
 
 
 @verb("list-basins")
