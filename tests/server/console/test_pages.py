@@ -46,12 +46,19 @@ def test_a_basin_and_a_stream_are_created_configured_and_deleted(
     dialog.get_by_role("button", name="Create").click()
     expect(dialog.get_by_role("alert")).to_contain_text("it must have 8 to 48")
     dialog.get_by_label("Name").fill("from-the-console")
+    expect(dialog).to_contain_text(
+        "Records are removed 7 d after they arrive. To keep them, choose"
+    )
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("from-the-console")
     page.get_by_role("button", name="Create stream").click()
     dialog.get_by_label("Name").fill("a/b c")
+    expect(dialog).to_contain_text(
+        "Records are removed 7 d after they arrive. To keep them, choose"
+    )
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("a/b c")
+    expect(page.get_by_text("kept for 7 d, then removed")).to_be_visible()
     page.get_by_role("button", name="Configure").click()
     dialog.get_by_label("Records are kept").select_option("age")
     dialog.locator("[name=age]").fill("36h")
@@ -62,6 +69,31 @@ def test_a_basin_and_a_stream_are_created_configured_and_deleted(
     dialog.get_by_label("to confirm").fill("a/b c")
     dialog.get_by_role("button", name="Delete stream").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("from-the-console")
+
+
+def test_a_new_stream_inherits_the_retention_that_its_dialog_shows(
+    server: ConsoleServer, page: Page
+) -> None:
+    page.goto(server.page("basins"))
+    page.get_by_role("button", name="Create basin").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("for-good-basin")
+    dialog.get_by_text("Defaults of its streams", exact=True).click()
+    dialog.get_by_label("Records are kept").select_option("infinite")
+    expect(dialog).to_contain_text("Records are kept until they are trimmed.")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_text("kept until trimmed")).to_be_visible()
+    page.get_by_role("button", name="Create stream").click()
+    dialog.get_by_label("Name").fill("ledger")
+    expect(dialog).to_contain_text("Records are kept until they are trimmed.")
+    dialog.get_by_text("Configuration", exact=True).click()
+    dialog.get_by_label("Records are kept").select_option("age")
+    dialog.locator("[name=age]").fill("2h")
+    expect(dialog).to_contain_text("Records are removed 2h after they arrive.")
+    dialog.get_by_label("Records are kept").select_option("")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("ledger")
+    expect(page.get_by_text("kept until trimmed")).to_be_visible()
 
 
 def test_a_stream_is_fenced_and_trimmed(server: ConsoleServer, page: Page) -> None:

@@ -39,7 +39,7 @@ function Facts({ config }) {
   if (!config) return html`<div class="facts"></div>`;
   const streams = config.default_stream_config;
   return html`<div class="facts">
-    <span>Records of new streams <b>${streams?.retention_policy ? retentionText(streams.retention_policy) : "kept for 7 d, the default"}</b></span>
+    <span>Records of new streams <b>${retentionText(streams?.retention_policy)}</b></span>
     <span>Appends create streams <b>${config.create_stream_on_append ? "yes" : "no"}</b></span>
     <span>Reads create streams <b>${config.create_stream_on_read ? "yes" : "no"}</b></span>
     ${config.stream_cipher && html`<span>Encryption <b>${config.stream_cipher}</b></span>`}
@@ -74,7 +74,7 @@ export function BasinPage({ basin, tab }) {
     ${tab === "usage" ? html`<${Usage} basin=${basin} />` : html`
       <${Search} label="Find by prefix" value=${prefix} onInput=${setPrefix} />
       <${StreamList} key=${prefix} basin=${basin} prefix=${prefix} round=${round} onDelete=${(stream) => setDialog({ remove: stream })} />`}
-    ${dialog?.create && html`<${CreateStreamDialog} basin=${basin} onClose=${close} onDone=${(name) => go(["basins", basin, name])} />`}
+    ${dialog?.create && html`<${CreateStreamDialog} basin=${basin} defaults=${config.value?.default_stream_config} onClose=${close} onDone=${(name) => go(["basins", basin, name])} />`}
     ${dialog?.configure && html`<${BasinDialog} basin=${basin} config=${config.value} onClose=${close} onDone=${changed} />`}
     ${dialog?.remove && html`<${Confirm} title="Delete stream" action="Delete stream" name=${dialog.remove} onClose=${close} submit=${() => remove(dialog.remove)}>
       The stream <code class="name">${dialog.remove}</code> and all its records are deleted. This cannot be undone.<//>`}`;

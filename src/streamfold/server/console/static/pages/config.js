@@ -17,8 +17,20 @@ export function parseDuration(text) {
   return seconds;
 }
 
+/** Seconds for which records are kept where neither a stream nor its basin says otherwise, as S2 has it. */
+const DEFAULT_AGE = 604_800;
+
 export const retentionText = (policy) =>
-  !policy ? "default" : policy.infinite ? "kept until trimmed" : `kept for ${duration(policy.age)}`;
+  policy?.infinite ? "kept until trimmed" : `kept for ${duration(policy?.age ?? DEFAULT_AGE)}, then removed`;
+
+/** What becomes of the records of a new stream: `inherited` is the retention of its basin. */
+function RetentionNote({ form, inherited, where }) {
+  const kept = form.retention === "infinite" || (form.retention === "" && inherited?.infinite);
+  const age = form.retention === "age" ? form.age : duration(inherited?.age ?? DEFAULT_AGE);
+  return html`<p class="hint">${kept
+    ? "Records are kept until they are trimmed."
+    : `Records are removed ${age} after they arrive. To keep them, choose “until they are trimmed” under ${where}.`}</p>`;
+}
 
 const durationText = (seconds) => (seconds === undefined ? "" : duration(seconds).replaceAll(" ", "").replaceAll("min", "m"));
 
@@ -26,7 +38,7 @@ const durationText = (seconds) => (seconds === undefined ? "" : duration(seconds
 export const formOf = (config) => ({
   storageClass: config?.storage_class ?? "",
   retention: config?.retention_policy ? (config.retention_policy.infinite ? "infinite" : "age") : "",
-  age: durationText(config?.retention_policy?.age ?? 604800),
+  age: durationText(config?.retention_policy?.age ?? DEFAULT_AGE),
   mode: config?.timestamping?.mode ?? "",
   uncapped: config?.timestamping?.uncapped ?? false,
   emptyAge: config?.delete_on_empty?.min_age_secs ? durationText(config.delete_on_empty.min_age_secs) : "",
@@ -78,7 +90,8 @@ export function StreamConfigDialog({ basin, stream, config, onClose, onDone }) {
     <${StreamConfigFields} form=${form} setForm=${setForm} inherits /><//>`;
 }
 
-export function CreateStreamDialog({ basin, onClose, onDone }) {
+/** `defaults` is what the basin gives to its streams, as far as that is known. */
+export function CreateStreamDialog({ basin, defaults, onClose, onDone }) {
   const [name, setName] = useState("");
   const [form, setForm] = useState(formOf(null));
   const submit = async () => {
@@ -88,6 +101,7 @@ export function CreateStreamDialog({ basin, onClose, onDone }) {
   return html`<${FormDialog} title="Create stream" action="Create" submit=${submit} onClose=${onClose} ready=${name !== ""}>
     <${Field} label="Name" hint="Any text up to 512 bytes; slashes group streams.">
       <input name="stream" autofocus autocomplete="off" spellcheck=${false} value=${name} onInput=${(event) => setName(event.target.value)} /><//>
+    <${RetentionNote} form=${form} inherited=${defaults?.retention_policy} where="Configuration" />
     <details><summary>Configuration</summary><div class="fields inset"><${StreamConfigFields} form=${form} setForm=${setForm} inherits /></div></details>
   <//>`;
 }
@@ -117,6 +131,7 @@ export function BasinDialog({ basin, config, onClose, onDone }) {
     <${Field} label="Encryption of new streams" hint="Clients bring the key; without it this console cannot read such records.">
       <select name="cipher" value=${rest.stream_cipher} onChange=${(event) => setRest({ ...rest, stream_cipher: event.target.value })}>
         <option value="">none</option><option value="aegis-256">aegis-256</option><option value="aes-256-gcm">aes-256-gcm</option></select><//>
+    <${RetentionNote} form=${form} where="Defaults of its streams" />
     <details open=${Boolean(basin)}><summary>Defaults of its streams</summary><div class="fields inset"><${StreamConfigFields} form=${form} setForm=${setForm} /></div></details>
   <//>`;
 }
