@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
+from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream, StreamConfig
 
 from streamfold.follow import JsonCodec, SnapshotTaker, StreamRecord, follow, in_stream
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "session/42"
+#: Without this the stream would lose each record after 7 days, and the state with it.
+FOR_GOOD = StreamConfig(retention_policy="infinite")
 
 
 class Step(msgspec.Struct):
@@ -70,7 +72,7 @@ async def main() -> None:
         url = f"http://127.0.0.1:{server.port}"
         async with S2("ignored", endpoints=Endpoints(url, url)) as s2:
             await s2.create_basin(BASIN)
-            await s2.basin(BASIN).create_stream(STREAM)
+            await s2.basin(BASIN).create_stream(STREAM, config=FOR_GOOD)
             stream = s2.basin(BASIN).stream(STREAM)
             await work(stream, turns=30)
             async with SnapshotTaker(

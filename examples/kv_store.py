@@ -7,13 +7,15 @@ import json
 import tempfile
 from pathlib import Path
 
-from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream
+from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream, StreamConfig
 
 from streamfold.follow import Follower, SnapshotTaker, StreamRecord, external, follow
 from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "settings"
+#: Without this the stream would lose each record after 7 days, and the state with it.
+FOR_GOOD = StreamConfig(retention_policy="infinite")
 State = dict[str, str]
 
 
@@ -52,7 +54,7 @@ async def main() -> None:
             url = f"http://127.0.0.1:{server.port}"
             async with S2("ignored", endpoints=Endpoints(url, url)) as s2:
                 await s2.create_basin(BASIN)
-                await s2.basin(BASIN).create_stream(STREAM)
+                await s2.basin(BASIN).create_stream(STREAM, config=FOR_GOOD)
                 await run(s2.basin(BASIN).stream(STREAM), Path(folder).as_uri())
 
 
