@@ -28,7 +28,7 @@ import httpx
 from bench import bulk, h2load
 from bench.bodies import document, noise
 from bench.h2load import Appender, Shape
-from bench.machine import conditions, wait_until_quiet
+from bench.machine import conditions, load_after, wait_until_quiet
 from bench.null_server import null_serving
 from bench.report import Benchmark, publish
 from bench.serving import serving
@@ -273,6 +273,7 @@ def main() -> None:
                 under += syncs(run, [one for one in everyone if one.name != NULL])
     finally:
         shutil.rmtree(folder)
+    under += load_after(busy)
     if not options.quick and not options.only:
         publish(
             Benchmark(

@@ -57,6 +57,16 @@ def conditions(folder: Path, busy: float | None, extra: Sequence[str] = ()) -> l
     ]
 
 
+def load_after(busy: float | None) -> list[str]:
+    """What else a reader needs where others were at work: nothing if it was quiet before."""
+    if busy is not None:
+        return []
+    load = max(os.getloadavg())
+    return [
+        f"others worked on the machine meanwhile: a load average of up to {load:.1f}, its own included"
+    ]
+
+
 def kept_conditions() -> list[str]:
     """What `python -m bench.machine` found before the benchmarks ran."""
     found: list[str] = json.loads(KEPT.read_text())

@@ -99,9 +99,10 @@ def write_index(folder: Path) -> None:
     lines = [
         "# Benchmarks",
         "",
-        "`make bench` writes these pages. Machines differ and shared ones are noisy, so every",
-        "figure stands beside something named that was measured in the same run: read the ratios. A",
-        "ratio above 1 means that Streamfold is better, whether more or less is wanted.",
+        "`make bench` writes these pages; each names its date and its machine. Machines differ and",
+        "shared ones are noisy, so anything that a figure is compared with was measured in the same",
+        "run: read the ratios. A ratio above 1 means that Streamfold is better, whether more or less",
+        "is wanted.",
         "",
         *(f"- [{one.title}]({one.name}.md)" for one in kept(folder)),
     ]

@@ -110,6 +110,6 @@ def describe(target: Target, append: Callable[[], None], load: Callable[[], int]
     if problem := single.problem or many.problem:
         return f"{target.name}: {problem}, so its syncs were not counted"
     return (
-        f"{target.name} under strace: {single} for {ALONE} acks of one writer; "
-        f"{many.total / seconds:,.0f} syncs and {acks / seconds:,.0f} acks per second with many writers"
+        f"{target.name} under strace, which slows it: {single} for {ALONE} acks of one writer; with "
+        f"many writers {many.total / seconds:,.0f} syncs and {acks / seconds:,.0f} acks per second"
     )

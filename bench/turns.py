@@ -93,7 +93,7 @@ def run_all(
     everyone: Sequence[Target],
     workloads: Mapping[str, Workload],
     *,
-    null: Iterable[str],
+    null: Iterable[str] = (),
     once: Iterable[str] = ("resident",),
 ) -> None:
     """Run every workload `repeat` times, on one target after the other.

@@ -73,7 +73,7 @@ def test_a_sentence_says_what_a_server_syncs(tmp_path: Path, how: str, calls: st
             return 1
 
         sentence = describe(Target("server", "", pid), append, load)
-    expected = f"server under strace: {calls} for {ALONE} acks of one writer; "
+    expected = f"server under strace, which slows it: {calls} for {ALONE} acks of one writer; "
     assert sentence.startswith(expected if STRACE else "server: strace is not installed")
 
 
