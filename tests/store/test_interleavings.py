@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from streamfold.store import (
     rows,
 )
 from streamfold.store.log import committer
+from streamfold.store.log.chunks import Chunk
 from streamfold.store.rows import StateRow
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.catalog.test_snapshots import publication
@@ -283,3 +285,35 @@ async def test_a_stream_that_is_replaced_because_it_ended_takes_no_append_if_the
         await late
     assert await id_of(store, "s") != stream_id
     assert await read(store, "s") == [b"new"]
+
+
+@pytest.mark.parametrize("skipping", [True, False])
+async def test_a_batch_has_no_gap_where_records_are_trimmed_while_it_is_read(
+    bench: Bench, skipping: bool
+) -> None:
+    async with bench.store(replace(QUIET, chunk_file_bytes=1)) as store:
+        await store.create_basin(BASIN)
+        await create(store, "s")
+        for number in range(4):
+            await append(store, "s", b"%d" % number)
+        mounted = await store._supervisor.mounted()
+        read_files, reads = mounted.mount.files.read, 0
+
+        async def read_late(run: Sequence[Chunk]) -> list[Chunk]:
+            nonlocal reads
+            reads += 1
+            loaded = await read_files(run)
+            if reads == 2:
+                await store.durable.publish(BASIN, "s", publication(3, trim=True))
+            return loaded
+
+        mounted.mount.files.read = read_late  # type: ignore[method-assign]
+        if skipping:
+            batch = await store.read(BASIN, "s", ReadRequest(from_seq_num(0)))
+            assert [int(record.seq_num) for record in batch.records()] == [0]
+            assert batch.count == 1
+            batch = await store.read(BASIN, "s", ReadRequest(from_seq_num(1)))
+            assert [int(record.seq_num) for record in batch.records()] == [3]
+        else:
+            with pytest.raises(PositionTrimmedError):
+                await read(store, "s")

@@ -86,12 +86,18 @@ class Cursor:
         while not self.ended and gathering.has_room:
             if gathering.parts and not fill and not self._ahead:
                 break  # deliver what is gathered instead of waiting for storage
+            following = self.seq_num
             try:
                 chunk = await self._peek()
             except DataCorruptError:
                 if not gathering.parts:
                     raise
                 break  # the next call raises it
+            if gathering.parts and self.seq_num != following:
+                self.seq_num = (
+                    following  # trimmed meanwhile: a batch has no gap, so the next one skips
+                )
+                break
             if chunk is None:
                 break
             if self._fits(chunk, gathering):
