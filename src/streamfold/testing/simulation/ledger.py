@@ -29,8 +29,11 @@ class StreamLedger:
     #: Everything below an acknowledged trim is gone; what lies below an attempted one may be.
     trimmed: int = 0
     trim_attempted: int = 0
-    #: What a check found at each seq_num: it stays so.
+    #: What a reader found at each seq_num, and where each body is: it stays so.
     seen: dict[int, bytes] = field(default_factory=dict)
+    places: dict[bytes, int] = field(default_factory=dict)
+    #: The next number of each producer; -1 = it must not go on.
+    produced: dict[int, int] = field(default_factory=dict)
     #: Ended by a deletion, or of a fate that nobody knows.
     over: bool = False
 
@@ -90,6 +93,10 @@ class StreamLedger:
         if self.seen.setdefault(seq_num, body) != body:
             raise ViolationError(
                 f"{self.name}: record {seq_num} was {self.seen[seq_num]!r} and is now {body!r}"
+            )
+        if self.places.setdefault(body, seq_num) != seq_num:
+            raise ViolationError(
+                f"{self.name}: {body!r} is stored twice, at {self.places[body]} and {seq_num}"
             )
 
     def _may_be_expired(self, arrived: float, now: float) -> bool:

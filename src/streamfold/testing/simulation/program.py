@@ -16,7 +16,9 @@ from random import Random
 from streamfold.errors import DataCorruptError, StreamfoldError
 from streamfold.model.configs import INFINITE, BasinConfig, StreamConfigLayer
 from streamfold.model.names import StreamName
-from streamfold.model.records import Record, trim_record
+from streamfold.model.records import Record, SequencedRecord, trim_record
+from streamfold.model.resources import Claim, Producer
+from streamfold.records.batch import RecordBatch
 from streamfold.store import ReadRequest, StoreSettings, StreamStore, from_seq_num
 from streamfold.store.catalog.creation import ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication
@@ -234,9 +236,13 @@ class _Program:
                 (self._fork, 1),
                 (self._delete, 1),
                 (self._wait, 1),
+                (self._follow, 2),
+                (self._delete_basin, 1),
             ]
             call = self.random.choices([c for c, _ in calls], [weight for _, weight in calls])[0]
             await call(store)
+            if self.random.random() < 0.2:
+                await self._produce(store, number)
 
     def _pick(self) -> StreamLedger | None:
         streams = [ledger for ledger in self._streams.values() if not ledger.over]
@@ -282,6 +288,83 @@ class _Program:
         self.report.acked += len(bodies)
         if not ledger.over:
             ledger.acknowledge(start, bodies, began)
+
+    async def _produce(self, store: StreamStore, client: int) -> None:
+        """Append by an idempotent producer, which repeats itself until it is answered."""
+        streams = [ledger for ledger in self._streams.values() if not ledger.over]
+        if not streams:
+            return
+        ledger = self.random.choice(streams)
+        self._bodies += 1
+        body = b"%d" % self._bodies
+        number = ledger.produced.get(client, 0)
+        if number < 0:
+            return
+        claim = Claim(None, Producer(f"p{client}", 0, number), None, False)
+        for _ in range(5):
+            content = prepared([RecordBatch.of([Record(body)])])
+            call = f"produce {ledger.name} {body!r} by {client} as {number}"
+            try:
+                appended = await store.durable.append(BASIN, ledger.name, claim, content)
+            except StreamfoldError as error:
+                self._fail(call, ledger, error)
+                if error.definite:
+                    ledger.produced[client] = -1  # refused, or its fate is unclear: no more of it
+                    return
+                continue
+            self._note(f"{call} -> repeated {appended.repeated}")
+            ledger.produced[client] = number + 1
+            return
+        ledger.produced[client] = -1
+
+    async def _follow(self, store: StreamStore) -> None:
+        """Follow a stream for a moment: every record follows the one before, as readers see it."""
+        if (ledger := self._pick()) is None:
+            return
+        first = self.random.randrange(ledger.tail + 1)
+        records: list[SequencedRecord] = []
+        trimmed = ledger.trimmed
+        try:
+            request = ReadRequest(from_seq_num(first), clamp=True)
+            async with store.follow(BASIN, ledger.name, request) as session:
+                async with asyncio.timeout(self.random.random()):
+                    while (batch := await session.next()) is not None:
+                        records += batch.records()
+        except TimeoutError:
+            pass
+        except StreamfoldError as error:
+            self._fail(f"follow {ledger.name} from {first}", ledger, error)
+        numbers = [int(record.seq_num) for record in records]
+        self._note(f"follow {ledger.name} from {first} -> {numbers}")
+        if ledger.over or ledger.trimmed != trimmed or ledger.trim_attempted > first:
+            return
+        if ledger.retention is None and numbers:
+            expected = list(range(numbers[0], numbers[0] + len(numbers)))
+            if numbers != expected:
+                raise ViolationError(f"{ledger.name}: a follower got {numbers}")
+            now = asyncio.get_running_loop().time()
+            ledger.check_read(records, numbers[0], numbers[-1] + 1, now)
+
+    async def _delete_basin(self, store: StreamStore) -> None:
+        """Delete a basin beside appends to its streams: none is acknowledged that begins later."""
+        self._names += 1
+        basin = f"basin-{self._names:03d}"
+        try:
+            await store.create_basin(basin, BasinConfig(create_stream_on_append=True))
+            for number in range(3):
+                await store.append(basin, f"s-{number}", [Record(b"x")])
+            await store.delete_basin(basin)
+        except StreamfoldError as error:
+            self._note(f"delete {basin} -> {error.code}")
+            return
+        self._note(f"delete {basin} -> done")
+        for number in range(4):
+            try:
+                await store.append(basin, f"s-{number}", [Record(b"late")])
+            except StreamfoldError as error:
+                self._note(f"append {basin} {number} -> {error.code}")
+            else:
+                raise ViolationError(f"{basin}: took an append after its deletion")
 
     async def _look_for_nothing(self, store: StreamStore) -> None:
         name = f"missing-{self.random.randrange(1000)}"
