@@ -13,7 +13,7 @@ from streamfold.testing.simulation import ViolationError, simulate
 from streamfold.testing.simulation.storage import SimulatedStorage
 
 #: Runs of half a second each.
-SEEDS = range(1, 2001 if os.environ.get("STREAMFOLD_PROVE") else 21)
+SEEDS = range(1, 2001 if os.environ.get("STREAMFOLD_PROVE") else 13)
 
 pytestmark = pytest.mark.filterwarnings(
     # A crash ends a process between two steps: what it was doing never ends.
