@@ -317,3 +317,24 @@ async def test_a_batch_has_no_gap_where_records_are_trimmed_while_it_is_read(
         else:
             with pytest.raises(PositionTrimmedError):
                 await read(store, "s")
+
+
+async def test_a_fork_is_read_on_behind_a_chunk_that_it_inherits_a_part_of_and_that_is_trimmed(
+    bench: Bench,
+) -> None:
+    async with bench.store(replace(QUIET, chunk_file_bytes=1)) as store:
+        await store.create_basin(BASIN)
+        await create(store, "source", b"0", b"1", b"2", b"3")
+        await create(store, "fork", b"own", fork=fork_of("source", 0, 2, in_records=True))
+        await append(store, "fork", b"more")
+        mounted = await store._supervisor.mounted()
+        read_files = mounted.mount.files.read
+
+        async def read_late(run: Sequence[Chunk]) -> list[Chunk]:
+            loaded = await read_files(run)
+            await store.durable.publish(BASIN, "fork", publication(3, trim=True))
+            return loaded
+
+        mounted.mount.files.read = read_late  # type: ignore[method-assign]
+        batch = await store.read(BASIN, "fork", ReadRequest(from_seq_num(0)))
+        assert [record.body for record in batch.records()] == [b"more"]

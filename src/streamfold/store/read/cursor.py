@@ -18,7 +18,13 @@ from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.requests import Allowance, ReadBatch
-from streamfold.store.read.seek import apply_retention, own_part, segment_of, span_from
+from streamfold.store.read.seek import (
+    apply_retention,
+    next_segment,
+    own_part,
+    segment_of,
+    span_from,
+)
 from streamfold.store.rows import Segment
 
 #: Bytes read after which storage fetches ahead for a reader.
@@ -196,7 +202,7 @@ class Cursor:
             if self._log.retention_due:
                 await apply_retention(self._mount, self._log)
             self.seq_num = max(self.seq_num, self._log.readable_from)
-            while self._ahead and self._ahead[0].last_seq_num < self.seq_num:
+            while self._ahead and self._end_of(self._ahead[0]) <= self.seq_num:
                 self._ahead.popleft()
             if self._ahead:
                 self._check_no_hole(self._ahead[0])
@@ -212,6 +218,10 @@ class Cursor:
                 await self._end_scan()
                 return None
             await self._read_ahead()
+
+    def _end_of(self, chunk: Chunk) -> int:
+        """The first record after the stream's part of `chunk`: a fork may inherit a part only."""
+        return next_segment(chunk, self._log.row, chunk.first_seq_num)
 
     async def _unpack_first(self) -> None:
         """Decompress the first chunk ahead, and keep it even if others need the memory meanwhile.
