@@ -281,7 +281,10 @@ class StreamSeqError(TermsError):
     code = "stream_seq_conflict"
 
     def __init__(self, given: str, last: str) -> None:
-        super().__init__(f"Stream-Seq {given!r} is not greater than the last one, {last!r}")
+        # Published clients look for "sequence conflict": they have no other way to tell this 409 apart.
+        super().__init__(
+            f"sequence conflict: Stream-Seq {given!r} is not greater than the last one, {last!r}"
+        )
 
 
 class ProducerStaleError(TermsError):

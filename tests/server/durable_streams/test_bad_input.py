@@ -239,6 +239,17 @@ async def test_refusals_say_what_a_client_needs_to_continue(web: httpx.AsyncClie
     )
 
 
+async def test_a_stream_seq_conflict_has_the_words_that_clients_look_for(
+    web: httpx.AsyncClient,
+) -> None:
+    # The PHP client looks for "sequence conflict", the Elixir one for "sequence", both in any case.
+    await web.put(STREAM, headers=JSON)
+    await web.post(STREAM, headers=JSON | {"stream-seq": "b"}, content=b"0")
+    repeated = await web.post(STREAM, headers=JSON | {"stream-seq": "a"}, content=b"1")
+    assert repeated.status_code == 409
+    assert "sequence conflict" in repeated.text
+
+
 async def test_a_repetition_is_answered_with_the_highest_number(web: httpx.AsyncClient) -> None:
     await web.put(STREAM, headers=JSON)
     for seq in range(3):
