@@ -231,8 +231,10 @@ def document(kind: str, document_id: str) -> bytes:
     return _DOCUMENT + kind.encode() + b"\x00" + document_id.encode()
 
 
-def documents_span(kind: str) -> tuple[bytes, bytes]:
-    return document(kind, ""), _DOCUMENT + kind.encode() + b"\x01"
+def documents_span(kind: str, prefix: str = "") -> tuple[bytes, bytes]:
+    """The documents of a kind whose ids begin so; no UTF-8 has the byte 0xff."""
+    start = document(kind, prefix)
+    return start, start + b"\xff"
 
 
 def document_id(key: bytes) -> str:

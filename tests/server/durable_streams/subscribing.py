@@ -18,7 +18,9 @@ from streamfold.model.records import Record
 from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT, Subscriptions
-from streamfold.server.durable_streams.subscriptions.leases import Subscription, decode
+from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
+from streamfold.server.durable_streams.subscriptions.leases import Subscription
+from streamfold.server.durable_streams.subscriptions.storage import StoredSubscription
 from streamfold.server.http.listener import Listener, bind
 from streamfold.server.http.request import Request
 from streamfold.server.s2.responses import write_problem
@@ -115,6 +117,13 @@ async def receiving(port: int = 0) -> AsyncIterator[Receiver]:
         yield receiver
 
 
+async def read_subscription(
+    store: StreamStore, id_: str, basin: str = BASIN
+) -> Subscription | None:
+    """What storage has of a subscription."""
+    return await StoredSubscription(store.documents, basin, id_, TimeSlice).read()
+
+
 @dataclass
 class Bench:
     """A store, a server of its subscriptions, and a client."""
@@ -154,8 +163,7 @@ class Bench:
         """What storage has of a subscription, as soon as this holds."""
         async with asyncio.timeout(60):
             while True:
-                content = await self.store.documents.get(f"ds-subscription/{BASIN}", id_)
-                state = decode(id_, content) if content is not None else None
+                state = await read_subscription(self.store, id_)
                 if state is not None and holds(state):
                     return state
                 await asyncio.sleep(0.005)  # nothing announces what the background writes

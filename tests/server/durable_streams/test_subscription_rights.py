@@ -16,13 +16,13 @@ import pytest
 from s2_sdk import S2, AccessTokenScope, Operation, PrefixMatch
 
 from streamfold.model.access_tokens import Secret
-from streamfold.server.durable_streams.subscriptions.leases import Subscription, decode
+from streamfold.server.durable_streams.subscriptions.leases import Subscription
 from streamfold.server.durable_streams.subscriptions.registry import SUBSCRIPTIONS_PER_OWNER
 from streamfold.server.main import Server, running_server
 from tests.sdk import sdk_client
 from tests.server.conftest import configuration
 from tests.server.durable_streams.conftest import JSON, browsing, token
-from tests.server.durable_streams.subscribing import Receiver, receiving
+from tests.server.durable_streams.subscribing import Receiver, read_subscription, receiving
 from tests.server.durable_streams.test_access import ROOT, bearer
 from tests.server.s2.test_session_tokens import Clock, clock
 
@@ -346,9 +346,9 @@ async def test_wakes_are_not_written_once_the_token_may_not_append_there(guarded
 
 
 async def stored(guarded: Guarded, id_: str) -> Subscription:
-    content = await guarded.server.store.documents.get(KIND, id_)
-    assert content is not None
-    return decode(id_, content)
+    subscription = await read_subscription(guarded.server.store, id_, "durable-streams")
+    assert subscription is not None
+    return subscription
 
 
 async def test_ids_and_types_are_shown_only_to_holders_of_a_wake_token(

@@ -7,14 +7,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from streamfold.server.durable_streams.subscriptions.fairness import SLICE
-from streamfold.server.durable_streams.subscriptions.leases import decode, encode
 from streamfold.store.store import StreamStore, open_store
 from streamfold.wire.durable_streams.subscriptions import MANY_MAX, SEGMENTS_MAX
-from tests.server.durable_streams.subscribing import BASIN, Clock, append, create, serving
+from tests.server.durable_streams.subscribing import (
+    BASIN,
+    Clock,
+    append,
+    create,
+    read_subscription,
+    serving,
+)
 
 KIND = f"ds-subscription/{BASIN}"
 #: Looks at the clock until a slice is over.
@@ -171,12 +178,12 @@ async def test_a_stored_pattern_keeps_working_however_long_it_takes_to_match(
         await bench.put("s", pattern="q", **asked)
         state = await bench.stored("s", lambda state: True)
     state = replace(state, config=replace(state.config, pattern=COMPLEX))
-    await store.documents.put(KIND, "s", encode(state))
+    await store.documents.put(KIND, "s", msgspec.msgpack.encode(state))
     await create(store, "wakes")
     async with serving(store, Clock()) as bench:
         await create(store, "a/" * 200 + "q", 1)
         assert (await bench.claim("s"))["streams"][0]["path"] == "a/" * 200 + "q"
         assert (await bench.put("s", pattern=COMPLEX, **asked)).status_code == 200
-        content = await store.documents.get(KIND, "s")
-        assert content is not None
-        assert decode("s", content).config.pattern == COMPLEX
+        stored = await read_subscription(store, "s")
+        assert stored is not None
+        assert stored.config.pattern == COMPLEX

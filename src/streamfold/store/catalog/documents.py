@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamfold.errors import InvalidError
 from streamfold.store import keys
@@ -13,6 +15,14 @@ from streamfold.store.supervisor import Supervisor
 DOCUMENT_MAX = 1 << 20
 
 
+class DocumentChange(NamedTuple):
+    """A document's new content; None deletes it."""
+
+    kind: str
+    document_id: str
+    content: bytes | None
+
+
 @dataclass(frozen=True, slots=True)
 class Documents:
     """Documents that are replaced as a whole; a change is durable when the call returns."""
@@ -20,27 +30,38 @@ class Documents:
     supervisor: Supervisor
 
     async def put(self, kind: str, document_id: str, content: bytes) -> None:
-        if len(content) > DOCUMENT_MAX:
-            raise InvalidError(
-                f"{kind} {document_id!r} has {len(content)} bytes: send at most {DOCUMENT_MAX}"
-            )
-        mounted = await self.supervisor.mounted()
-        await mounted.mount.committer.write([(keys.document(kind, document_id), content)])
+        await self.change([DocumentChange(kind, document_id, content)])
+
+    async def delete(self, kind: str, document_id: str) -> None:
+        await self.change([DocumentChange(kind, document_id, None)])
+
+    async def change(self, changes: Iterable[DocumentChange]) -> None:
+        """Make all changes in one commit, or none of them."""
+        ops = []
+        for kind, document_id, content in changes:
+            if content is not None and len(content) > DOCUMENT_MAX:
+                raise InvalidError(
+                    f"{kind} {document_id!r} has {len(content)} bytes: send at most {DOCUMENT_MAX}"
+                )
+            ops.append((keys.document(kind, document_id), content))
+        if ops:
+            mounted = await self.supervisor.mounted()
+            await mounted.mount.committer.write(ops)
 
     async def get(self, kind: str, document_id: str) -> bytes | None:
         mounted = await self.supervisor.mounted()
         return await mounted.mount.engine.get(keys.document(kind, document_id))
 
-    async def delete(self, kind: str, document_id: str) -> None:
+    async def scan(self, kind: str, prefix: str = "") -> AsyncGenerator[tuple[str, bytes]]:
+        """Yield the id and content of every document of a kind whose id begins with `prefix`."""
         mounted = await self.supervisor.mounted()
-        await mounted.mount.committer.write([(keys.document(kind, document_id), None)])
+        span = keys.documents_span(kind, prefix)
+        async with aclosing(mounted.mount.engine.scan(*span, first=100)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    yield keys.document_id(key), bytes(value)
 
     async def all(self, kind: str) -> dict[str, bytes]:
         """Every document of a kind, by id."""
-        mounted = await self.supervisor.mounted()
-        found: dict[str, bytes] = {}
-        span = keys.documents_span(kind)
-        async with aclosing(mounted.mount.engine.scan(*span, first=100)) as pages:
-            async for page in pages:
-                found.update((keys.document_id(key), bytes(value)) for key, value in page)
-        return found
+        async with aclosing(self.scan(kind)) as documents:
+            return {document_id: content async for document_id, content in documents}

@@ -81,7 +81,7 @@ class Creation:
                 owner=caller.token_id,
                 prefix=caller.stream_prefix,
             )
-            return await self._insert(self._registry.entry(id_, state, caller), streams), True
+            return await self._insert(self._registry.new_entry(id_, state, caller), streams), True
 
     async def _named_streams(self, asked: SubscriptionRequest, caller: Grant) -> list[str]:
         """The streams to link, each once, in order, without the subscription's own wake stream."""

@@ -1,7 +1,6 @@
 """The durable state of a subscription, and how wakes change it. Values in, values out.
 
-The state is one document, replaced as a whole. A wake begins, is held under a lease, is acknowledged,
-and ends.
+A wake begins, is held under a lease, is acknowledged, and ends.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from hmac import compare_digest
 from typing import Final
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from streamfold.backoff import pause_after
-from streamfold.errors import DataCorruptError, InvalidError
+from streamfold.errors import InvalidError
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.problems import (
     AckOffsetError,
@@ -33,9 +31,8 @@ LINKS_MAX: Final = 10_000
 LINKS_TOTAL_MAX: Final = 100_000
 #: Links of all subscriptions of one access token, so that none takes the room of all others.
 LINKS_PER_OWNER: Final = 20_000
-#: Bytes of a document when links are added. The store takes 1 MiB: numbers of links may still grow, by
-#: 16 bytes each, and a wake has to fit in.
-STATE_MAX: Final = 768 << 10
+#: Bytes of the links of one subscription, with the names of their streams: each worker gets them all.
+LINKS_BYTES_MAX: Final = 768 << 10
 
 
 class Config(Struct, frozen=True, omit_defaults=True):
@@ -96,20 +93,6 @@ class Subscription(Struct, frozen=True, omit_defaults=True):
     owner: str | None = None
     #: The prefix that the owner's stream names lack; `links` and `config.wake_stream` have full names.
     prefix: str = ""
-
-
-_DECODER: Final = msgspec.msgpack.Decoder(Subscription)
-
-
-def encode(state: Subscription) -> bytes:
-    return msgspec.msgpack.encode(state)
-
-
-def decode(document_id: str, content: bytes) -> Subscription:
-    try:
-        return _DECODER.decode(content)
-    except msgspec.MsgspecError as error:
-        raise DataCorruptError(f"subscription {document_id!r} cannot be read: {error}") from error
 
 
 #: Tokens of former wakes that are still recognised.

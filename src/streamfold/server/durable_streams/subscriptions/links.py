@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from streamfold.errors import (
@@ -26,13 +27,12 @@ from streamfold.model.resources import StreamStatus
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.leases import (
+    LINKS_BYTES_MAX,
     LINKS_MAX,
     LINKS_PER_OWNER,
     LINKS_TOTAL_MAX,
-    STATE_MAX,
     Link,
     Subscription,
-    encode,
 )
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription
 from streamfold.store.store import StreamStore
@@ -151,14 +151,15 @@ class LinkedStreams:
         if count > LINKS_MAX or self._count_links() + more > LINKS_TOTAL_MAX:
             return False
         owned = 0 if state.owner is None else self._count_links(state.owner) + more
-        return owned <= LINKS_PER_OWNER and len(encode(state)) <= STATE_MAX
+        size = len(msgspec.msgpack.encode(state.links))
+        return owned <= LINKS_PER_OWNER and size <= LINKS_BYTES_MAX
 
     def _require_room(self, state: Subscription, former: Subscription) -> Subscription:
         if len(state.links) > len(former.links) and not self._has_room(state, former):
             raise InvalidError(
                 f"the subscription would have {len(state.links)} streams or more: it can have "
-                f"{LINKS_MAX} in {STATE_MAX} bytes, all of an access token {LINKS_PER_OWNER}, all "
-                f"together {LINKS_TOTAL_MAX}; use a narrower pattern, or delete subscriptions that "
+                f"{LINKS_MAX} in {LINKS_BYTES_MAX} bytes, all of an access token {LINKS_PER_OWNER}, "
+                f"all together {LINKS_TOTAL_MAX}; use a narrower pattern, or delete subscriptions that "
                 "are not needed"
             )
         return state

@@ -13,14 +13,14 @@ from typing import Final, TypeAlias
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.model.grants import Grant
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
-from streamfold.server.durable_streams.subscriptions.leases import LINKS_MAX, Subscription, decode
+from streamfold.server.durable_streams.subscriptions.leases import LINKS_MAX, Subscription
 from streamfold.server.durable_streams.subscriptions.links import LinkedStreams
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
-from streamfold.server.durable_streams.subscriptions.subscription import (
-    ActiveSubscription,
-    Draft,
-    kind_of,
+from streamfold.server.durable_streams.subscriptions.storage import (
+    StoredSubscription,
+    load_subscriptions,
 )
+from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, Draft
 from streamfold.store.store import StreamStore
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,15 @@ class SubscriptionRegistry:
 
     async def load(self) -> None:
         """Load what storage holds."""
-        for id_, content in (await self._documents.all(kind_of(self._basin))).items():
-            state = decode(id_, content)
-            self.add(self.entry(id_, state, await self._grant_of(state.owner)))
+        subscriptions = load_subscriptions(self._documents, self._basin, self.time_slice)
+        async for id_, stored, state in subscriptions:
+            grant = await self._grant_of(state.owner)
+            self.add(ActiveSubscription(stored, self._basin, id_, state, grant))
 
-    def entry(self, id_: str, state: Subscription, grant: Grant) -> ActiveSubscription:
-        return ActiveSubscription(self._documents, self._basin, id_, state, grant)
+    def new_entry(self, id_: str, state: Subscription, grant: Grant) -> ActiveSubscription:
+        """A subscription that storage does not have yet."""
+        stored = StoredSubscription(self._documents, self._basin, id_, self.time_slice)
+        return ActiveSubscription(stored, self._basin, id_, state, grant)
 
     def get(self, id_: str) -> ActiveSubscription:
         entry = self.entries.get(id_)

@@ -100,7 +100,7 @@ def _links(entry: ActiveSubscription) -> tuple[LinkView, ...]:
             LinkType.EXPLICIT if link.explicit else LinkType.GLOB,
             format_offset(link.acked),
         )
-        for path, link in entry.readable(entry.state.links).items()
+        for path, link in sorted(entry.readable(entry.state.links).items())
     )
 
 

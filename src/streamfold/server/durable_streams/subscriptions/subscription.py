@@ -14,14 +14,9 @@ from streamfold.model.grants import ROOT, Grant
 from streamfold.model.names import parse_stream_name
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
-from streamfold.server.durable_streams.subscriptions.leases import (
-    Link,
-    Subscription,
-    decode,
-    encode,
-)
+from streamfold.server.durable_streams.subscriptions.leases import Link, Subscription
 from streamfold.server.durable_streams.subscriptions.problems import SubscriptionNotFoundError
-from streamfold.store.catalog.documents import Documents
+from streamfold.server.durable_streams.subscriptions.storage import StoredSubscription
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.durable_streams.subscriptions import (
     LinkType,
@@ -31,16 +26,11 @@ from streamfold.wire.durable_streams.subscriptions import (
 )
 
 
-def kind_of(basin: str) -> str:
-    """The kind of document that a basin's subscriptions are."""
-    return f"ds-subscription/{basin}"
-
-
 class ActiveSubscription:
     """`state` is what storage holds; nothing is answered, sent or done that goes beyond it."""
 
     def __init__(
-        self, documents: Documents, basin: str, id_: str, state: Subscription, grant: Grant
+        self, stored: StoredSubscription, basin: str, id_: str, state: Subscription, grant: Grant
     ) -> None:
         self.id = id_
         self.state = state
@@ -64,8 +54,7 @@ class ActiveSubscription:
         self.gone = False
         #: The task that runs it.
         self.task: asyncio.Task[None] | None = None
-        self._documents = documents
-        self._kind = kind_of(basin)
+        self._stored = stored
         self._lock = asyncio.Lock()
         #: A write that is under way, or did not end well: what storage holds is unknown until it is
         #: read again.
@@ -126,13 +115,13 @@ class ActiveSubscription:
 
     async def write(self, state: Subscription) -> None:
         """Make `state` durable; only while alone."""
-        await self._finish(self._documents.put(self._kind, self.id, encode(state)))
+        await self._finish(self._stored.write(state))
         self.state = state
         self.poked.set()
 
     async def erase(self) -> None:
         """Delete the subscription durably; only while alone."""
-        await self._finish(self._documents.delete(self._kind, self.id))
+        await self._finish(self._stored.erase())
         self.gone = True
         self.poked.set()
 
@@ -163,12 +152,12 @@ class ActiveSubscription:
         await self.settled()
         if self._write is not None and not self._write.cancelled():
             self._write.exception()  # the caller has already received it, unless cancelled
-        content = await self._documents.get(self._kind, self.id)
+        state = await self._stored.read()
         self._write = None
-        if content is None:
+        if state is None:
             self.gone = True
             return
-        self.state = decode(self.id, content)
+        self.state = state
         self.notice(*self.state.links)
 
 
