@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +12,9 @@ from streamfold.errors import DataCorruptError
 from streamfold.model.positions import SeqNum, Timestamp
 from streamfold.model.records import Header, SequencedRecord
 from streamfold.records import encode_records, warm_up
-from streamfold.server.durable_streams.content import bodies, bodies_of, join, join_bodies
+from streamfold.server.durable_streams.content import bodies, bodies_of, join
 from streamfold.store.read.requests import ReadBatch
+from tests.server.durable_streams.conftest import token
 
 #: A header without a name, first, makes a record a command.
 HEADERS = st.lists(
@@ -37,8 +40,20 @@ def test_bodies_are_those_of_the_records_that_are_not_commands(
     batches = [batch_of(contents) for contents in pages]
     parts = [body for batch in batches for body in bodies(batch.records())]
     assert [body for batch in batches for body in bodies_of(batch)] == parts
-    for content_type in ("application/json", "text/plain"):
-        assert join(batches, content_type) == join_bodies(parts, content_type)
+    assert join(batches, "application/json") == b"[%b]" % b",".join(parts)
+    assert join(batches, "text/plain") == b"".join(parts)
+
+
+def test_offsets_of_state_messages_skip_commands_whatever_decodes_the_records() -> None:
+    assert warm_up()
+    change = b'{"headers":{"operation":"insert"}}'
+    command = ([Header(b"", b"fence")], b"token")
+    plain, mixed = batch_of([([], change)] * 2), batch_of([([], change), command, ([], change)])
+    offsets = [
+        [message["headers"]["offset"] for message in json.loads(join([batch], "application/json"))]
+        for batch in (plain, mixed)
+    ]
+    assert offsets == [[token(8), token(9)], [token(8), token(10)]]
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)

@@ -39,6 +39,7 @@ from streamfold.wire.durable_streams.content import (
     join_messages,
     split_messages,
 )
+from streamfold.wire.durable_streams.state_protocol import may_be_state, stamp
 from streamfold.wire.json_scan import Limits
 
 
@@ -188,16 +189,24 @@ def bodies_of(batch: ReadBatch) -> list[bytes]:
     return bodies(decode(payload)) if found is None else cells(found)
 
 
+def messages_of(batch: ReadBatch) -> list[bytes]:
+    """The messages of a batch of a JSON stream, those of the State Protocol with their offset."""
+    payload = batch.payload()
+    if not may_be_state(payload):
+        return bodies_of(batch)
+    found = content_compiled(payload)
+    if found is not None:
+        return stamp(enumerate(cells(found), batch.first_seq_num))
+    return stamp(
+        (record.seq_num, record.body) for record in decode(payload) if not is_command(record)
+    )
+
+
 def join(batches: Iterable[ReadBatch], content_type: str) -> bytes:
     """The body of a read."""
     if is_json(content_type):
-        return join_messages([body for batch in batches for body in bodies_of(batch)])
+        return join_messages([message for batch in batches for message in messages_of(batch)])
     return b"".join(map(_content, batches))
-
-
-def join_bodies(parts: Sequence[bytes], content_type: str) -> bytes:
-    """The same, of bodies."""
-    return join_messages(parts) if is_json(content_type) else b"".join(parts)
 
 
 def _content(batch: ReadBatch) -> bytes:

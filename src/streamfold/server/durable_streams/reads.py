@@ -20,7 +20,7 @@ from streamfold.model.positions import SeqNum
 from streamfold.model.resources import StreamStatus
 from streamfold.server.auth import ActiveGrant
 from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.content import bodies_of, join, join_bodies
+from streamfold.server.durable_streams.content import bodies_of, join, messages_of
 from streamfold.server.durable_streams.paths import StreamPath
 from streamfold.server.http.bodies import NO_STORE, answer
 from streamfold.server.http.drain import DrainGate, WaitGuard
@@ -33,7 +33,7 @@ from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore, wall_clock
 from streamfold.wire.durable_streams import responses
-from streamfold.wire.durable_streams.content import is_text
+from streamfold.wire.durable_streams.content import is_json, is_text, join_messages
 from streamfold.wire.durable_streams.headers import STREAM_CLOSED, UP_TO_DATE
 from streamfold.wire.durable_streams.offsets import (
     ReadFrom,
@@ -42,6 +42,7 @@ from streamfold.wire.durable_streams.offsets import (
     parse_position,
     parse_read_offset,
 )
+from streamfold.wire.durable_streams.state_protocol import STAMP_BYTES
 from streamfold.wire.text import parse_parameters
 
 #: Metered bytes, and records, after which a page ends; the batch that reaches it is part of it. Clients
@@ -117,9 +118,10 @@ class Page(NamedTuple):
 async def read_page(request: Request, reading: Reader, content_type: str) -> Page:
     """What can be read now, up to a page."""
     start, size, count, batches, pace = reading.seq_num, 0, 0, list[ReadBatch](), ReaderFairness()
+    growth = STAMP_BYTES if is_json(content_type) else 0
     while size < PAGE_BYTES and count < PAGE_RECORDS and (batch := await reading.read()):
         batches.append(batch)
-        size += batch.metered
+        size += batch.metered + growth * batch.count
         count += batch.count
         await pace.after(batch)
     if size > LIGHT_BYTES:
@@ -347,10 +349,13 @@ class _Connection:
         return _control_event(seq_num, cursor, at_tail, closed)
 
     def _data(self, batch: ReadBatch) -> bytes:
+        if is_json(self._content_type):
+            messages = messages_of(batch)
+            return responses.data_event(join_messages(messages)) if messages else b""
         parts = bodies_of(batch)
         if not parts:
             return b""
-        body = join_bodies(parts, self._content_type)
+        body = b"".join(parts)
         return (
             responses.data_event(body)
             if is_text(self._content_type)
