@@ -60,11 +60,24 @@ class Shop:
             path = f"/v1/streams/{STREAM}/snapshot/{position}"
             json_type = {"s2-basin": BASIN, "content-type": "application/json"}
             self._http.put(path, headers=json_type, content=state).raise_for_status()
+        self.keep_snapshot()
         self.fill_invoices()
         everything = {"prefix": ""}
         for name, streams in (("reader", everything), ("agents", {"prefix": "sessions/"})):
             scope = {"basins": everything, "streams": streams, "ops": ["read", "check-tail"]}
             self._http.post("/v1/access-tokens", json={"id": name, "scope": scope})
+
+    def keep_snapshot(self) -> None:
+        """Keep a snapshot in the stream itself, as applications do."""
+        body = json.dumps(dict.fromkeys(STATES, 50))
+        headers = {
+            "snapshot": "01JD", "version": "1", "index": "0", "covers-before": "here",
+            "codec": "json", "final": "1", "bytes": str(len(body)),
+        }  # fmt: skip
+        named = [[f"streamfold-{name}", value] for name, value in headers.items()]
+        records = {"records": [{"body": body, "headers": named}]}
+        path = f"/v1/streams/{STREAM}/records"
+        self._http.post(path, json=records, headers={"s2-basin": BASIN}).raise_for_status()
 
     def fill_invoices(self) -> None:
         """A stream with producers, and forks of it."""
@@ -181,7 +194,7 @@ def pages(tables: Path) -> dict[str, tuple[str, Callable[[Page], None]]]:
         "basin": (f"basins/{BASIN}", wait_for("payments")),
         "records": (stream, show_record),
         "append": (stream, open_append),
-        "snapshots": (f"{stream}?tab=snapshots", wait_for("150")),
+        "snapshots": (f"{stream}?tab=snapshots", wait_for("Covers all before")),
         "forks": (f"basins/{BASIN}/invoices?tab=forks", wait_for("invoices-audit")),
         "producers": (f"basins/{BASIN}/invoices?tab=producers", wait_for("billing-eu")),
         "usage": (f"{stream}?tab=usage", wait_for("stored")),

@@ -122,7 +122,7 @@ def test_a_snapshot_is_published_listed_and_downloaded(
     server.create(BASIN, "folded")
     server.append([b"1", b"2", b"3"], "folded")
     page.goto(server.page("basins", BASIN, "folded", query="?tab=snapshots"))
-    expect(page.get_by_text("There is no snapshot")).to_be_visible()
+    expect(page.get_by_text("No snapshot is stored with this stream")).to_be_visible()
     page.get_by_role("button", name="Publish snapshot").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Position").fill("2")

@@ -1,8 +1,10 @@
-// The snapshots of a stream: list, download, publish, and what a new reader would get.
+// The snapshots of a stream: those that the server stores, those in its records, and what a new reader would get.
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { getJson, request, streamPath } from "../api.js";
 import { ago, bytes, number, plural, time } from "../format.js";
+import { lookForSnapshots } from "../records/in_stream.js";
+import { link } from "../routes.js";
 import { Button, Check, Empty, Field, FormDialog, Notice, useConnection, useLoaded } from "../widgets.js";
 
 function PublishDialog({ basin, stream, tail, onClose, onDone }) {
@@ -44,9 +46,52 @@ async function download(basin, stream, offset) {
   URL.revokeObjectURL(address);
 }
 
+const Stored = ({ basin, stream, snapshots, onProblem }) => html`<section class="card"><header><h2>Stored with the stream</h2></header>
+  ${snapshots?.length === 0
+    ? html`<${Empty} title="No snapshot is stored with the stream."><p>Publish one here, or with <code>streamfold snapshot</code>.</p><//>`
+    : html`<div class="scroll"><table><thead><tr><th>Position</th><th class="number">Size</th><th class="optional">Content type</th><th>Published</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
+    <tbody>${snapshots?.map((one, at) => html`<tr key=${one.offset}><td>${number(Number(one.offset))}${at === 0 && html` <span class="badge accent">newest</span>`}</td>
+      <td class="number">${bytes(one.size_bytes)}</td><td class="optional name">${one.content_type}</td><td class="age" title=${time(one.created_at)}>${ago(one.created_at)}</td>
+      <td><div class="row-actions"><${Button} icon="download" kind="quiet" label=${`Download snapshot at ${one.offset}`}
+        onClick=${() => download(basin, stream, one.offset).catch(onProblem)} /></div></td></tr>`)}</tbody></table></div>`}</section>`;
+
+const unknown = html`<span class="muted" title="Its first record is further back.">–</span>`;
+
+/** Whether some records of a snapshot are missing: its last one was not written yet, or its first one is gone. */
+const incomplete = ({ covers, records }, { beginning }) => records === null || (beginning && covers === null);
+
+/** Which records were looked at, in words. */
+const looked = ({ tail, from, beginning }) => (beginning ? "all records" : `the newest ${plural(tail - from, "record")}`);
+
+const Inside = ({ basin, stream, look, error, loading, onFurther }) => html`<section class="card"><header><h2>Kept in the stream</h2>
+    <span class="end">${look && html`<span class="muted">searched ${looked(look)}</span>`}
+    ${look && !look.beginning && html`<${Button} icon="search" disabled=${loading} onClick=${onFurther}>Look further back<//>`}</span></header>
+  ${error && html`<div class="body"><${Notice}>The records of the stream cannot be searched for snapshots: ${error.message}<//></div>`}
+  ${look && (look.snapshots.length === 0
+    ? html`<${Empty} title=${look.tail === look.from ? "The stream has no records." : `No snapshot among ${looked(look)}.`}><p>Applications keep snapshots there with <code>follow(…, snapshots=in_stream())</code>.</p><//>`
+    : html`<div class="scroll"><table><thead><tr><th>Position</th><th>Covers all before</th><th class="number">Size</th><th class="optional">Codec</th><th class="optional number">Records</th><th>Written</th></tr></thead>
+    <tbody>${look.snapshots.map((one) => html`<tr key=${one.id}>
+      <td><a href=${link(["basins", basin, stream], { seq: one.position })}>${number(one.position)}</a>${incomplete(one, look) && html` <span class="badge warn">incomplete</span>`}</td>
+      <td>${one.covers === null ? unknown : number(one.covers)}</td><td class="number">${one.size === null ? unknown : bytes(one.size)}</td>
+      <td class="optional name">${one.codec ?? unknown}</td><td class="optional number">${one.records === null ? unknown : number(one.records)}</td>
+      <td class="age" title=${time(one.timestamp)}>${ago(one.timestamp)}</td></tr>`)}</tbody></table></div>`)}</section>`;
+
+/** What a new reader gets, as far as the server can know. */
+function Summary({ snapshots, tail, look }) {
+  const [newest] = snapshots;
+  if (newest) {
+    return html`A new reader gets the snapshot at <b>${number(Number(newest.offset))}</b> (${bytes(newest.size_bytes)}) and then <b>${plural(tail - Number(newest.offset), "record")}</b>.`;
+  }
+  const inside = look?.snapshots.find((one) => one.whole);
+  return inside
+    ? html`No snapshot is stored with this stream. The newest in it covers all records before <b>${number(inside.covers)}</b>; <b>${plural(look.tail - inside.covers, "record")}</b> follow.`
+    : html`No snapshot is stored with this stream: a reader without one gets all records, up to <b>${number(tail)}</b> of them.`;
+}
+
 export function Snapshots({ basin, stream }) {
   const [publishing, setPublishing] = useState(false);
   const [problem, setProblem] = useState(null);
+  const [effort, setEffort] = useState(1);
   const { settings } = useConnection();
   const load = async () => {
     const [{ snapshots }, { tail }] = await Promise.all([
@@ -54,20 +99,13 @@ export function Snapshots({ basin, stream }) {
     return { snapshots, tail: tail.seq_num };
   };
   const { value, error, reload } = useLoaded(load, [basin, stream]);
-  const newest = value?.snapshots[0];
-  const behind = newest ? value.tail - Number(newest.offset) : value?.tail;
+  const inside = useLoaded((signal) => lookForSnapshots(basin, stream, effort, signal), [basin, stream, effort]);
   return html`
-    <div class="facts wrap">${value && html`<span>${newest
-      ? html`A new reader gets the snapshot at <b>${number(Number(newest.offset))}</b> (${bytes(newest.size_bytes)}) and then <b>${plural(behind, "record")}</b>.`
-      : html`There is no snapshot: a new reader gets all records, up to <b>${number(behind)}</b> of them.`}</span>`}
+    <div class="facts wrap">${value && html`<span><${Summary} ...${value} look=${inside.value} /></span>`}
       <${Button} icon="plus" kind="primary" disabled=${settings.read_only || !value} onClick=${() => setPublishing(true)}>Publish snapshot<//></div>
     <${Notice} error=${problem ?? error} />
-    <section class="card">${value?.snapshots.length === 0
-      ? html`<${Empty} title="No snapshots."><p>Publish one here, or with <code>streamfold snapshot</code>.</p><//>`
-      : html`<div class="scroll"><table><thead><tr><th>Position</th><th class="number">Size</th><th class="optional">Content type</th><th>Published</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
-      <tbody>${value?.snapshots.map((one, at) => html`<tr key=${one.offset}><td>${number(Number(one.offset))}${at === 0 && html` <span class="badge accent">newest</span>`}</td>
-        <td class="number">${bytes(one.size_bytes)}</td><td class="optional name">${one.content_type}</td><td class="age" title=${time(one.created_at)}>${ago(one.created_at)}</td>
-        <td><div class="row-actions"><${Button} icon="download" kind="quiet" label=${`Download snapshot at ${one.offset}`}
-          onClick=${() => download(basin, stream, one.offset).catch(setProblem)} /></div></td></tr>`)}</tbody></table></div>`}</section>
+    <${Stored} basin=${basin} stream=${stream} snapshots=${value?.snapshots} onProblem=${setProblem} />
+    <${Inside} basin=${basin} stream=${stream} look=${inside.value} error=${inside.error} loading=${inside.loading} onFurther=${() => setEffort(4 * effort)} />
+    <p class="muted">Snapshots that applications keep elsewhere, in a folder or a bucket, are not visible here.</p>
     ${publishing && html`<${PublishDialog} basin=${basin} stream=${stream} tail=${value.tail} onClose=${() => setPublishing(false)} onDone=${reload} />`}`;
 }

@@ -21,6 +21,18 @@ const LATER = new Set(["server_draining", "unavailable", "storage", "other"]);
 
 const BINARY_SAFE = { "s2-format": "base64" };
 
+/** Up to `count` records from a start like {seq_num: 5}; none if there are none yet. */
+export async function readRecords(basin, stream, start, count, signal) {
+  const query = new URLSearchParams({ ...start, count: String(count) });
+  try {
+    const response = await request(streamPath(stream, `/records?${query}`), { basin, headers: BINARY_SAFE, signal });
+    return parseBatch(await response.text()).records;
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 416) return [];
+    throw error;
+  }
+}
+
 /** What both kinds of sources share: the stream, and a session that reads it from a position. */
 class Source {
   constructor(basin, stream, onChange) {
@@ -61,16 +73,8 @@ class Source {
     return Number(tail.seq_num);
   }
 
-  /** Up to `count` records from a start like {seq_num: 5}; none if there are none yet. */
-  async read(start, count, signal) {
-    const query = new URLSearchParams({ ...start, count: String(count) });
-    try {
-      const response = await request(streamPath(this.stream, `/records?${query}`), { basin: this.basin, headers: BINARY_SAFE, signal });
-      return parseBatch(await response.text()).records;
-    } catch (error) {
-      if (error instanceof ApiError && error.status === 416) return [];
-      throw error;
-    }
+  read(start, count, signal) {
+    return readRecords(this.basin, this.stream, start, count, signal);
   }
 
   /** Find where the stream begins and ends. */
