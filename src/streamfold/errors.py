@@ -281,10 +281,7 @@ class StreamSeqError(TermsError):
     code = "stream_seq_conflict"
 
     def __init__(self, given: str, last: str) -> None:
-        # Published clients look for "sequence conflict": they have no other way to tell this 409 apart.
-        super().__init__(
-            f"sequence conflict: Stream-Seq {given!r} is not greater than the last one, {last!r}"
-        )
+        super().__init__(f"sequence conflict: Stream-Seq {given!r} is not greater than {last!r}")
 
 
 class ProducerStaleError(TermsError):
