@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple, TypeAlias
 
@@ -19,11 +19,12 @@ from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.response_stream import PIECE
 from streamfold.server.live_reads import ReaderFairness
 from streamfold.store.catalog.snapshots import READ_PIECE, Publication, Snapshot
+from streamfold.store.catalog.staged_parts import PART_BYTES_MAX, SNAPSHOT_BYTES_MAX
 from streamfold.store.durable_streams import APPEND_BYTES_MAX
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
-from streamfold.wire.durable_streams import responses
+from streamfold.wire.durable_streams import responses, snapshot_parts
 from streamfold.wire.durable_streams.content import is_json, parse_stream_type
 from streamfold.wire.durable_streams.headers import (
     NEXT_OFFSET,
@@ -33,15 +34,27 @@ from streamfold.wire.durable_streams.headers import (
 )
 from streamfold.wire.durable_streams.offsets import parse_position
 from streamfold.wire.durable_streams.responses import SnapshotDigest
+from streamfold.wire.durable_streams.snapshot_parts import (
+    MANIFEST_MAX,
+    PartsCommit,
+    parse_manifest,
+    parse_parts_commit,
+)
 from streamfold.wire.text import parse_parameters
 
-#: Bytes of one snapshot.
-SNAPSHOT_MAX: Final = 128 << 20
+#: Bytes of a snapshot in one request.
+SNAPSHOT_MAX: Final = PART_BYTES_MAX
+#: Headers of a `HEAD`: how large requests and snapshots may be.
+PART_LIMITS: Final = (
+    (snapshot_parts.REQUEST_BYTES_MAX, str(APPEND_BYTES_MAX).encode()),
+    (snapshot_parts.SNAPSHOT_BYTES_MAX, str(SNAPSHOT_BYTES_MAX).encode()),
+)
 #: Bytes of updates that a bootstrap brings with its snapshot; the rest comes by ordinary reads.
 BOOTSTRAP_BYTES: Final = 8 << 20
 #: Bytes that a bootstrap holds: updates, as they were read and as parts, and a piece of the snapshot.
 _BOOTSTRAP_ROOM: Final = 4 * BOOTSTRAP_BYTES
 _MATCH: Final = "stream-snapshot-match"
+_IN_PARTS: Final = f", or send it in parts, up to {SNAPSHOT_BYTES_MAX}"
 
 
 class SnapshotItem(msgspec.Struct, frozen=True):
@@ -104,22 +117,83 @@ class Snapshots:
         self._present = present
 
     async def publish(self, request: Request, wanted: SnapshotRequest) -> None:
+        """Publish the snapshot in the body, or the parts that it lists."""
+        commit = parse_parts_commit(request.header)
         seq_num = wanted.seq_num
         content_type = parse_stream_type(request.header("content-type")) or OCTETS
         status = await self._store.durable.status(wanted.basin, wanted.stream)
-        new = Publication(
-            seq_num,
-            content_type,
-            limited_chunks(request, SNAPSHOT_MAX),
-            SnapshotDigest(content_type),
-            request.header(_MATCH),
-            not is_json(status.traits.content_type),
-            wanted.key,
-            parse_trim_on_snapshot(request.header),
-            request.declared_size,
-        )
-        snapshot = await self._store.durable.publish(wanted.basin, wanted.stream, new)
+        digest = SnapshotDigest(content_type)
+
+        def make(pieces: AsyncIterator[bytes], size: int | None) -> Publication:
+            return Publication(
+                seq_num,
+                content_type,
+                pieces if commit is None else _verified(pieces, digest, commit.digest),
+                digest,
+                request.header(_MATCH),
+                not is_json(status.traits.content_type),
+                wanted.key,
+                parse_trim_on_snapshot(request.header),
+                size,
+            )
+
+        try:
+            if commit is None:
+                body = limited_chunks(request, SNAPSHOT_MAX, _IN_PARTS)
+                new = make(body, request.declared_size)
+                snapshot = await self._store.durable.publish(wanted.basin, wanted.stream, new)
+            else:
+                snapshot = await self._publish_parts(request, wanted, commit, make)
+        except SnapshotConflictError:
+            await self._name_newest(request, wanted)
+            raise
         await request.respond(204, self._headers(snapshot))
+
+    async def _name_newest(self, request: Request, wanted: SnapshotRequest) -> None:
+        """Have a refusal name the snapshot that is at the position of the refused one, or later."""
+        newest = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
+        if newest is not None and newest.seq_num >= wanted.seq_num:
+            request.added_headers = (*request.added_headers, *self._headers(newest))
+
+    async def _publish_parts(
+        self,
+        request: Request,
+        wanted: SnapshotRequest,
+        commit: PartsCommit,
+        make: Callable[[AsyncIterator[bytes], int], Publication],
+    ) -> Snapshot:
+        body = await request.body(MANIFEST_MAX)
+        if body is None:
+            raise InvalidError(f"the list of parts has more than {MANIFEST_MAX} bytes")
+        part_ids = parse_manifest(body, commit.parts)
+        durable, basin, stream = self._store.durable, wanted.basin, wanted.stream
+        newest = await durable.snapshot(basin, stream, None)
+        if newest is not None and (newest.seq_num, newest.digest) == (
+            wanted.seq_num,
+            commit.digest,
+        ):
+            return newest  # it was published before, and its parts are gone
+        return await durable.publish_parts(basin, stream, part_ids, make)
+
+    async def stage_part(self, request: Request, wanted: SnapshotRequest) -> None:
+        """Store the body as a part of a snapshot; the position is checked when it is published."""
+        wanted.seq_num  # noqa: B018 - raises if it is missing or malformed
+        body = limited_chunks(request, PART_BYTES_MAX)
+        part = await self._store.durable.stage_part(
+            wanted.basin, wanted.stream, body, request.declared_size
+        )
+        await request.respond(201, ((snapshot_parts.PART, part.encode()), NO_STORE))
+
+    async def list_parts(self, request: Request, wanted: SnapshotRequest) -> None:
+        await request.reserve_answer(LIST_ROOM)
+        parts = await self._store.durable.staged_parts(wanted.basin, wanted.stream)
+        await answer_json(request, {"parts": [part._asdict() for part in parts]})
+
+    async def discard_parts(self, request: Request, wanted: SnapshotRequest) -> None:
+        if wanted.position is not None:
+            raise InvalidError("parts are discarded all together: DELETE .../snapshot/parts")
+        await self._store.durable.discard_parts(wanted.basin, wanted.stream)
+        await request.respond(204)
 
     async def newest(self, request: Request, wanted: SnapshotRequest) -> None:
         """Redirect to the newest snapshot, whose own address always returns the same bytes."""
@@ -283,6 +357,19 @@ class Snapshots:
             (b"stream-snapshot-offset", self._show(snapshot.seq_num).encode()),
             (b"stream-snapshot-digest", snapshot.digest.encode()),
         ]
+
+
+async def _verified(
+    pieces: AsyncIterator[bytes], digest: SnapshotDigest, expected: str
+) -> AsyncIterator[bytes]:
+    """The pieces, all of which `digest` has taken in when this ends; InvalidError if it differs."""
+    async for piece in pieces:
+        yield piece
+    if digest.hexdigest() != expected:
+        raise InvalidError(
+            f"the parts have the digest {digest.hexdigest()} together, not {expected}: nothing was "
+            "published; check their order and the content type"
+        )
 
 
 def _multipart(parts: UpdateParts, separator: str) -> Sequence[bytes]:

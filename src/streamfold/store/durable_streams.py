@@ -29,6 +29,7 @@ from streamfold.store.appends import Appends, settle_refusal
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.creation import Content, Creator, ForkSpec, StreamSpec, prepared
 from streamfold.store.catalog.snapshots import Publication, Snapshot
+from streamfold.store.catalog.staged_parts import SNAPSHOT_BYTES_MAX, StagedPart
 from streamfold.store.log.admission import AppendRequest, Unrecorded
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
@@ -225,6 +226,49 @@ class DurableStreams:
         self.supervisor.space.check_upload(new.size or 0)
         async with self._using(basin, stream) as (mounted, log):
             return await mounted.snapshots.publish(log, new)
+
+    async def stage_part(
+        self, basin: str, stream: str, pieces: AsyncIterator[bytes], size: int | None
+    ) -> str:
+        """Store a part of a snapshot that is to be published later; returns its name."""
+        self.supervisor.space.check_upload(size or 0)
+        async with self._using(basin, stream) as (_, log):
+            return await self.supervisor.parts.stage(log.id, pieces, size)
+
+    async def staged_parts(self, basin: str, stream: str) -> list[StagedPart]:
+        """The parts of a stream that are not published, oldest first."""
+        async with self._using(basin, stream) as (_, log):
+            return await self.supervisor.parts.list(log.id)
+
+    async def publish_parts(
+        self,
+        basin: str,
+        stream: str,
+        part_ids: Sequence[str],
+        make: Callable[[AsyncIterator[bytes], int], Publication],
+    ) -> Snapshot:
+        """Publish the snapshot that parts make together; `make` gets its bytes and their number."""
+        parts = self.supervisor.parts
+        async with self._using(basin, stream) as (mounted, log):
+            with parts.alone(log.id):
+                staged = await parts.find(log.id, part_ids)
+                size = sum(part.size_bytes for part in staged)
+                if size > SNAPSHOT_BYTES_MAX:
+                    raise TooLargeError(
+                        f"the parts have {size} bytes: a snapshot has at most {SNAPSHOT_BYTES_MAX}"
+                    )
+                self.supervisor.space.check_upload(size)
+                async with aclosing(parts.read(log.id, staged)) as pieces:
+                    snapshot = await mounted.snapshots.publish(log, make(pieces, size))
+                await parts.forget(log.id, part_ids)
+                return snapshot
+
+    async def discard_parts(self, basin: str, stream: str) -> None:
+        """Delete all parts of a stream that are not published."""
+        parts = self.supervisor.parts
+        async with self._using(basin, stream) as (_, log):
+            with parts.alone(log.id):
+                await parts.discard(log.id, [part.part for part in await parts.list(log.id)])
 
     async def snapshots(self, basin: str, stream: str) -> list[Snapshot]:
         """Every snapshot from which the stream can be followed, oldest first."""

@@ -26,6 +26,7 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
 from streamfold.store.catalog.snapshots import SnapshotBlobs, StreamSnapshots
+from streamfold.store.catalog.staged_parts import StagedParts
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener, commit_rows
 from streamfold.store.engine.location import FileLimits
@@ -92,6 +93,7 @@ class Supervisor:
         self.admission = Admission(settings.inflight_bytes)
         self.usage = UsageRecorder(now)
         self.space = space
+        self.parts = StagedParts(snapshots, space, now)
         #: Called when records have become durable, with basin, stream, their first seq_num and the one
         #: after their last.
         self.listeners: list[Callable[[str, str, int, int], None]] = []
@@ -235,7 +237,7 @@ class Supervisor:
             mount, catalog, self._snapshots, self._settings.trim_on_snapshot, self.space
         )
         interval = self._settings.upkeep_interval
-        upkeep = Upkeep(mount, catalog, tokens, usage, snapshots, self._now, interval)
+        upkeep = Upkeep(mount, catalog, tokens, usage, snapshots, self.parts, self._now, interval)
         mount.on_trimmed = upkeep.on_trimmed
         mount.on_stream_written = upkeep.on_stream_written
         mount.committer.on_commit = self._on_commit

@@ -26,9 +26,13 @@ class SubResource(enum.StrEnum):
     SNAPSHOTS = "snapshots"
     RETENTION = "retention"
     BOOTSTRAP = "bootstrap"
+    #: Of snapshots that are sent in parts; its path is `snapshot/{position}/parts`, or without one.
+    PARTS = "snapshot/parts"
 
 
 _PARTS: Final = frozenset(SubResource)
+#: The last segment of the path of parts.
+_STAGED: Final = "parts"
 #: Below a bucket: the list of its streams.
 _LIST: Final = "streams"
 #: Sub-resources that a position may follow.
@@ -88,6 +92,11 @@ def suggest_path(raw_path: str) -> str | None:
 
 
 def _split_part(segments: list[str]) -> tuple[list[str], SubResource | None, str | None]:
+    if len(segments) > 2 and segments[-1] == _STAGED:
+        if segments[-2] == SubResource.SNAPSHOT:
+            return segments[:-2], SubResource.PARTS, None
+        if len(segments) > 3 and segments[-3] == SubResource.SNAPSHOT:
+            return segments[:-3], SubResource.PARTS, _decode(segments[-2])
     if len(segments) > 1 and segments[-1] in _PARTS:
         return segments[:-1], SubResource(segments[-1]), None
     if len(segments) > 2 and segments[-2] in POSITIONED:

@@ -25,6 +25,8 @@ from streamfold.errors import (
 from streamfold.server.http.bodies import NO_STORE, answer_json
 from streamfold.server.http.headers import Headers
 from streamfold.server.http.request import Request
+from streamfold.store.catalog.staged_parts import StagedPartsFullError
+from streamfold.wire.durable_streams import snapshot_parts
 from streamfold.wire.durable_streams.headers import NEXT_OFFSET
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2.errors import WireError, describe_failure, shown_message
@@ -77,7 +79,7 @@ def _status(error: Exception, method: str) -> int | None:
             return 409 if method == "PUT" else 410
         case ProducerStaleError():
             return 403
-        case ProducersExhaustedError():
+        case ProducersExhaustedError() | StagedPartsFullError():
             return 429
         case TermsError():
             return 409
@@ -108,6 +110,9 @@ def _details(error: Exception, path: str) -> Headers:
                 (b"producer-expected-seq", str(error.expected).encode()),
                 (b"producer-received-seq", str(error.received).encode()),
             )
+        case StagedPartsFullError():
+            limit = snapshot_parts.STAGED_MAX[error.what]
+            return ((limit, str(error.limit).encode()),)
         case RetryLaterError():
             return ((b"retry-after", b"1"),)
     return ()

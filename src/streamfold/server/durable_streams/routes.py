@@ -55,6 +55,9 @@ _NEEDED = {
     (SubResource.SNAPSHOT, "GET"): Operation.READ,
     (SubResource.SNAPSHOT, "DELETE"): Operation.TRIM,
     (SubResource.SNAPSHOTS, "GET"): Operation.READ,
+    (SubResource.PARTS, "POST"): Operation.APPEND,
+    (SubResource.PARTS, "GET"): Operation.READ,
+    (SubResource.PARTS, "DELETE"): Operation.APPEND,
     (SubResource.RETENTION, "PUT"): Operation.TRIM,
     (SubResource.BOOTSTRAP, "GET"): Operation.READ,
 }
@@ -67,6 +70,8 @@ def _list_routes() -> Iterator[Route]:
     yield Route("GET", "/{}/streams", Operation.LIST_STREAMS)
     for (part, method), needed in _NEEDED.items():
         rest = "" if part is None else f"/{part}/{{}}" if part in POSITIONED else f"/{part}"
+        if part is SubResource.PARTS and method == "POST":
+            rest = "/snapshot/{}/parts"
         yield Route(method, f"/{{}}/{{}}{rest}", needed)
         yield Route(method, f"{ROOT}{{}}{rest}", needed)
 
@@ -182,6 +187,12 @@ class DurableStreamsFace:
                 return self._snapshots.newest if position is None else self._snapshots.read
             case SubResource.SNAPSHOTS, _:
                 return self._snapshots.list
+            case SubResource.PARTS, "POST":
+                return self._snapshots.stage_part
+            case SubResource.PARTS, "DELETE":
+                return self._snapshots.discard_parts
+            case SubResource.PARTS, _:
+                return self._snapshots.list_parts
             case SubResource.RETENTION, _:
                 return self._snapshots.retain
         return self._snapshots.bootstrap

@@ -31,6 +31,7 @@ from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import ArrivalOrder, ArrivalTurn
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import memoize_short
+from streamfold.server.snapshots import PART_LIMITS
 from streamfold.store.catalog.listing import LIST_MAX
 from streamfold.store.durable_streams import (
     Appended,
@@ -229,6 +230,7 @@ class Streams:
             NO_STORE,
             (b"etag", tag.encode()),
             (b"stream-retained-offset", format_offset(status.first).encode()),
+            *PART_LIMITS,
             *_lifetime_headers(status),
             *([STREAM_CLOSED] if status.closed else []),
         ]

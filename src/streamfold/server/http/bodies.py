@@ -104,25 +104,29 @@ def check_plain(request: Request) -> None:
         )
 
 
-def limited_chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
+def limited_chunks(request: Request, limit: int, rest: str = "") -> AsyncIterator[bytes]:
     """The body as it arrives; TooLargeError as soon as it is known to have more than `limit` bytes.
+
+    `rest` ends its message, with another way to send it.
 
     UploadsBusyError if it needs a file and too many other uploads hold one.
     """
     check_end(request)
     check_plain(request)
     if (request.declared_size or 0) > limit:
-        raise TooLargeError(f"the body has {request.declared_size} bytes: send at most {limit}")
-    return _chunks(request, limit)
+        raise TooLargeError(
+            f"the body has {request.declared_size} bytes: send at most {limit}{rest}"
+        )
+    return _chunks(request, limit, rest)
 
 
-async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
+async def _chunks(request: Request, limit: int, rest: str) -> AsyncIterator[bytes]:
     size = 0
     room = min(request.declared_size or limit, _UPLOAD_ROOM)
     async for chunk in request.chunks(room):
         size += len(chunk)
         if size > limit:
-            raise TooLargeError(f"the body has more than {limit} bytes: send less")
+            raise TooLargeError(f"the body has more than {limit} bytes: send less{rest}")
         if size >= WRITE_BUFFER:
             await request.hold_file()
         if chunk:

@@ -30,7 +30,9 @@ _EXPOSED: Final = (
     b"access-control-expose-headers",
     b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, producer-epoch, "
     b"producer-seq, producer-expected-seq, producer-received-seq, stream-snapshot-offset, "
-    b"stream-snapshot-digest, stream-retained-offset, stream-sse-data-encoding, etag, "
+    b"stream-snapshot-digest, stream-snapshot-part, ursula-max-request-bytes, "
+    b"ursula-max-snapshot-bytes, ursula-max-staged-parts, ursula-max-staged-bytes, "
+    b"stream-retained-offset, stream-sse-data-encoding, etag, "
     b"content-type, content-encoding, location, link, vary, retry-after, retry-after-ms, "
     b"s2-provision-result",
 )

@@ -32,6 +32,10 @@ class StreamSnapshots:
         path, snapshots = "/v1/streams/{}", self._snapshots
         for method, part, operation, handler in (
             ("GET", "snapshots", Operation.READ, snapshots.list),
+            # Before positions: the first pattern that fits wins.
+            ("POST", "snapshot/{}/parts", Operation.APPEND, snapshots.stage_part),
+            ("GET", "snapshot/parts", Operation.READ, snapshots.list_parts),
+            ("DELETE", "snapshot/parts", Operation.APPEND, snapshots.discard_parts),
             ("GET", "snapshot", Operation.READ, snapshots.newest),
             ("GET", "snapshot/{}", Operation.READ, snapshots.read),
             ("PUT", "snapshot/{}", Operation.APPEND, snapshots.publish),

@@ -30,6 +30,7 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.catalog.snapshots import StreamSnapshots
+from streamfold.store.catalog.staged_parts import StagedParts
 from streamfold.store.engine.engine import Op, first_row
 from streamfold.store.log.retention import age_limit
 from streamfold.store.log.stream_log import StreamLog
@@ -61,6 +62,7 @@ class Upkeep:
     tokens: AccessTokens
     usage: UsageKeeper
     snapshots: StreamSnapshots
+    parts: StagedParts
     now: Callable[[], int]
     #: Seconds from one whole pass to the next.
     interval: float
@@ -105,6 +107,7 @@ class Upkeep:
         try:
             with _continuing():
                 await self.snapshots.sweep()
+                await self.parts.sweep(self.mount.engine.check)
             with _continuing():
                 await self.mount.files.sweep(self.mount.engine)
             with _continuing():
@@ -122,6 +125,8 @@ class Upkeep:
                             await self._clean_up()
                 with _continuing():
                     await self.run_once()
+                with _continuing():
+                    await self.parts.sweep(self.mount.engine.check)
         except StoreClosingError:
             await asyncio.Event().wait()  # until it is cancelled
         finally:

@@ -140,9 +140,11 @@ OWN_CODES: Final[dict[str, _Code]] = {
     "snapshot_conflict": _Code(409, True),
     "position_trimmed": _Code(410, True),
     "too_large": _Code(413, True),
+    "staged_parts_limit": _Code(429, True),
     # 503 and not 507: S2's clients repeat the one, and give up on the other.
     "storage_full": _Code(503, True),
     "uploads_busy": _Code(503, True),
+    "snapshot_parts_busy": _Code(503, True),
     "server_busy": _Code(503, True),
 }
 

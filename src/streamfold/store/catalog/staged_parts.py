@@ -1,0 +1,239 @@
+"""Parts of snapshots that are too large for one request: staged one by one, then published together.
+
+A part is a blob of its own, `parts/{stream id}/{time}-{random id}`. It is no snapshot yet: one that is
+not published within a day is deleted, and a stream can have only so many. A stream that takes a name
+over has another id, and so never gets the parts of the former one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from streamfold.blob.blob_store import BlobStore
+from streamfold.errors import (
+    BlobOutcomeUnknownError,
+    BlobUnavailableError,
+    InvalidError,
+    RetryLaterError,
+    StorageFullError,
+    StreamfoldError,
+)
+from streamfold.store.catalog.snapshots import READ_PIECE
+from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_full
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of one part, and of one request that publishes a whole snapshot.
+PART_BYTES_MAX: Final = 128 << 20
+#: Bytes of a snapshot in parts.
+SNAPSHOT_BYTES_MAX: Final = 1 << 30
+#: Parts of a stream that are not published, and their bytes: those of a snapshot of the largest size,
+#: and of another attempt at it.
+STAGED_PARTS_MAX: Final = 8192
+STAGED_BYTES_MAX: Final = 2 * SNAPSHOT_BYTES_MAX
+#: Milliseconds after which a part is deleted, and between searches for such parts.
+PART_LIFETIME: Final = 24 * 3_600_000
+_SWEEP_INTERVAL: Final = 3_600_000
+#: Parts that one search deletes at most, to bound its memory; the next one continues.
+_SWEPT_MAX: Final = 10_000
+#: Snapshots that are put together at once: each reads and writes up to a gibibyte.
+_PUBLISHED_AT_ONCE: Final = 2
+
+_FOLDER: Final = "parts/"
+_PART_ID: Final = re.compile(r"([0-9a-f]{13})-[0-9a-f]{32}")
+_KEY: Final = re.compile(rf"{_FOLDER}([0-9a-f]{{16}})/{_PART_ID.pattern}")
+
+
+class StagedPart(NamedTuple):
+    """A part that is not published."""
+
+    part: str
+    size_bytes: int
+    #: Milliseconds since the Unix epoch.
+    staged_at: int
+
+
+class StagedPartsFullError(StreamfoldError):
+    """The stream has as many parts as it may; nothing was stored."""
+
+    code = "staged_parts_limit"
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(
+            f"the stream can have {limit} {what} of snapshots that are not published: publish them, or "
+            "discard them with DELETE at .../snapshot/parts"
+        )
+        #: `parts` or `bytes`, and how many.
+        self.what = what
+        self.limit = limit
+
+
+class PartsBusyError(RetryLaterError):
+    """Others publish or discard parts now; nothing happened."""
+
+    code = "snapshot_parts_busy"
+
+
+class StagedParts:
+    """The parts of all streams."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        space: DiskSpace,
+        now: Callable[[], int],
+        *,
+        parts_max: int = STAGED_PARTS_MAX,
+        bytes_max: int = STAGED_BYTES_MAX,
+    ) -> None:
+        self._store = store
+        self._parts_max = parts_max
+        self._bytes_max = bytes_max
+        self._space = space
+        self._now = now
+        #: Parts that are arriving, by stream, and their bytes as far as these are known.
+        self._arriving: Counter[int] = Counter()
+        self._arriving_bytes: Counter[int] = Counter()
+        #: Streams whose parts are being published or discarded.
+        self._used: set[int] = set()
+        self._next_sweep = 0
+
+    async def stage(self, stream_id: int, pieces: AsyncIterator[bytes], size: int | None) -> str:
+        """Store a part durably; returns its name. StagedPartsFullError before a byte of it is read."""
+        with self._counted(stream_id, PART_BYTES_MAX if size is None else size):
+            # Counted before the list is made: what arrives completely meanwhile is in one of them.
+            count, total = self._arriving[stream_id], self._arriving_bytes[stream_id]
+            for part in await self.list(stream_id):
+                count += 1
+                total += part.size_bytes
+            if count > self._parts_max:
+                raise StagedPartsFullError("parts", self._parts_max)
+            if total > self._bytes_max:
+                raise StagedPartsFullError("bytes", self._bytes_max)
+            part_id = f"{self._now():013x}-{uuid.uuid4().hex}"
+            with self._space.claim(size) as claim:
+                try:
+                    await self._store.put(_key(stream_id, part_id), _claimed(pieces, claim))
+                except BlobUnavailableError as error:
+                    if isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__):
+                        raise StorageFullError(
+                            "the disk became full while a part of a snapshot was written: nothing was "
+                            "stored; free some space, or send it again later"
+                        ) from error
+                    raise
+            return part_id
+
+    @contextmanager
+    def _counted(self, stream_id: int, size: int) -> Iterator[None]:
+        self._arriving[stream_id] += 1
+        self._arriving_bytes[stream_id] += size
+        try:
+            yield
+        finally:
+            self._arriving[stream_id] -= 1
+            self._arriving_bytes[stream_id] -= size
+            if not self._arriving[stream_id]:
+                del self._arriving[stream_id], self._arriving_bytes[stream_id]
+
+    async def list(self, stream_id: int) -> list[StagedPart]:
+        """The parts of a stream that are not published, oldest first."""
+        folder = _key(stream_id, "")
+        return sorted(
+            [
+                StagedPart(match[0], meta.size, int(match[1], 16))
+                async for meta in self._store.list(folder)
+                if (match := _PART_ID.fullmatch(meta.key.removeprefix(folder)))
+            ]
+        )
+
+    @contextmanager
+    def alone(self, stream_id: int) -> Iterator[None]:
+        """Exclude others who publish or discard parts of the stream; PartsBusyError if there are."""
+        if stream_id in self._used:
+            raise PartsBusyError(
+                "parts of this stream are being published or discarded: repeat it a little later"
+            )
+        if len(self._used) >= _PUBLISHED_AT_ONCE:
+            raise PartsBusyError(
+                f"{_PUBLISHED_AT_ONCE} snapshots are being put together, which is the most at once: "
+                "repeat it a little later"
+            )
+        self._used.add(stream_id)
+        try:
+            yield
+        finally:
+            self._used.discard(stream_id)
+
+    async def find(self, stream_id: int, part_ids: Sequence[str]) -> Sequence[StagedPart]:
+        """The parts of these names, in this order; InvalidError if one does not exist."""
+        staged = {part.part: part for part in await self.list(stream_id)}
+        for part_id in part_ids:
+            if part_id not in staged:
+                raise InvalidError(
+                    f"part {part_id[:64]!r} is not staged for this stream: it was published or "
+                    "discarded, or is older than a day; send it again"
+                )
+        return [staged[part_id] for part_id in part_ids]
+
+    async def read(self, stream_id: int, parts: Iterable[StagedPart]) -> AsyncGenerator[bytes]:
+        """Yield the bytes of parts, in pieces of `READ_PIECE` bytes."""
+        for part in parts:
+            for start in range(0, part.size_bytes, READ_PIECE):
+                length = min(READ_PIECE, part.size_bytes - start)
+                yield await self._store.get_range(_key(stream_id, part.part), start, length)
+
+    async def discard(self, stream_id: int, part_ids: Iterable[str]) -> None:
+        """Delete parts."""
+        for part_id in part_ids:
+            await self._store.delete(_key(stream_id, part_id))
+
+    async def forget(self, stream_id: int, part_ids: Iterable[str]) -> None:
+        """Delete parts that are published; what storage refuses to delete goes within a day."""
+        try:
+            await self.discard(stream_id, part_ids)
+        except (BlobUnavailableError, BlobOutcomeUnknownError) as error:
+            logger.warning("parts of a snapshot that was published are left for a day: %s", error)
+
+    async def sweep(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Delete parts that are older than a day, once an hour; `check` raises after a takeover."""
+        now = self._now()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_INTERVAL
+        expired: list[str] = []
+        async for meta in self._store.list(_FOLDER):
+            match = _KEY.fullmatch(meta.key)
+            if match is None or int(match[1], 16) in self._used or len(expired) >= _SWEPT_MAX:
+                continue
+            if int(match[2], 16) + PART_LIFETIME <= now:
+                expired.append(meta.key)
+        if not expired:
+            return
+        await check()
+        for key in expired:
+            await self._store.delete(key)
+        logger.info("deleted %d parts of snapshots that nobody published for a day", len(expired))
+
+
+async def _claimed(pieces: AsyncIterator[bytes], claim: SpaceClaim) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        claim.add(len(piece))
+        yield piece
+
+
+def _key(stream_id: int, part_id: str) -> str:
+    return f"{_FOLDER}{stream_id:016x}/{part_id}"

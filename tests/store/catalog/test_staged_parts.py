@@ -1,0 +1,105 @@
+"""Parts that nobody publishes go after a day, and never while they are used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamfold.blob import BlobStore, open_blob_store
+from streamfold.errors import WriterFencedError
+from streamfold.store.catalog.staged_parts import PART_LIFETIME, PartsBusyError, StagedParts
+from streamfold.store.engine.disk_space import DiskSpace
+
+HOUR = 3_600_000
+
+
+class Clock:
+    now = 1_767_225_600_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+async def body(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+async def allowed() -> None:
+    """The store is still this process's."""
+
+
+async def refused() -> None:
+    raise WriterFencedError
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def blobs() -> BlobStore:
+    return open_blob_store("memory:")
+
+
+@pytest.fixture
+def parts(blobs: BlobStore, clock: Clock) -> StagedParts:
+    return StagedParts(blobs, DiskSpace(None, None), clock)
+
+
+async def names(parts: StagedParts, stream_id: int = 1) -> list[str]:
+    return [part.part for part in await parts.list(stream_id)]
+
+
+async def test_a_part_goes_after_a_day_and_not_before(parts: StagedParts, clock: Clock) -> None:
+    old = await parts.stage(1, body(b"old"), 3)
+    clock.now += HOUR
+    young = await parts.stage(1, body(b"young"), 5)
+    clock.now += PART_LIFETIME - HOUR - 1
+    await parts.sweep(allowed)
+    assert await names(parts) == [old, young]
+    clock.now += HOUR - 1
+    await parts.sweep(allowed)
+    assert await names(parts) == [old, young], "it searches once an hour"
+    clock.now += 1
+    await parts.sweep(allowed)
+    assert await names(parts) == [young]
+
+
+async def test_parts_that_are_being_published_stay(parts: StagedParts, clock: Clock) -> None:
+    used = await parts.stage(1, body(b"used"), 4)
+    await parts.stage(2, body(b"forgotten"), 9)
+    clock.now += PART_LIFETIME
+    with parts.alone(1):
+        await parts.sweep(allowed)
+    assert (await names(parts, 1), await names(parts, 2)) == ([used], [])
+
+
+async def test_a_process_that_lost_the_store_deletes_no_parts(
+    parts: StagedParts, clock: Clock
+) -> None:
+    part = await parts.stage(1, body(b"part"), 4)
+    clock.now += PART_LIFETIME
+    with pytest.raises(WriterFencedError):
+        await parts.sweep(refused)
+    assert await names(parts) == [part]
+
+
+async def test_other_blobs_are_left_alone(
+    parts: StagedParts, blobs: BlobStore, clock: Clock
+) -> None:
+    await blobs.put("parts/readme", b"not ours")
+    await blobs.put(f"{1:016x}/snapshot", b"a snapshot")
+    clock.now += 10 * PART_LIFETIME
+    await parts.sweep(allowed)
+    assert [meta.key async for meta in blobs.list()] == [f"{1:016x}/snapshot", "parts/readme"]
+
+
+async def test_few_snapshots_are_put_together_at_once(parts: StagedParts) -> None:
+    with parts.alone(1), pytest.raises(PartsBusyError), parts.alone(1):
+        pass
+    with parts.alone(1), parts.alone(2), pytest.raises(PartsBusyError), parts.alone(3):
+        pass
+    with parts.alone(3):
+        pass
