@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from streamfold.wire.durable_streams.offsets import format_offset
@@ -49,10 +47,23 @@ def test_values_keep_the_writers_text() -> None:
     assert value in stamped(message)
 
 
-def test_an_offset_that_the_writer_sent_is_replaced() -> None:
+@pytest.mark.parametrize("earlier", [b'"elsewhere"', b"null", b'"reset"', b'{"offset":"reset"}'])
+def test_an_offset_that_the_writer_sent_is_replaced(earlier: bytes) -> None:
     # As by the reference server: it may come from the stream that the message was copied from.
-    message = b'{"headers":{"control":"reset","offset":"elsewhere"},"more":1}'
-    assert json.loads(stamped(message)) == {
-        "headers": {"control": "reset", "offset": format_offset(5)},
-        "more": 1,
-    }
+    message = b'{"headers":{"control":"reset","offset":%b,"x":%b},"more":1}'
+    expected = message % (b'"%b"' % format_offset(5).encode(), earlier)
+    assert stamped(message % (earlier, earlier)) == expected
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        b'{"value":{"headers":{"operation":"x"}},"headers":{"operation":"x"%b}}',
+        b'{"headers":{"operation":"x"%b},"value":{"operation":"x"}}',
+        b'{"headers":{"operation":"y"},"headers":{"operation":"x"%b}}',
+        b'{ "headers" : {"operation":"x" %b} , "a" : 1 }',
+        b'{"text":"{\\"operation\\":\\"x\\"}","headers":{"operation":"x"%b},"e\\u0301":1}',
+    ],
+)
+def test_the_headers_of_the_message_itself_get_it_and_nothing_else_changes(around: bytes) -> None:
+    assert stamped(around % b"") == around % (b',"offset":"%b"' % format_offset(5).encode())

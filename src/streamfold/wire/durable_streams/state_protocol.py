@@ -11,19 +11,34 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from streamfold.wire.durable_streams.offsets import format_offset
 
 #: Bytes by which a message grows at most: the member, its value, and a comma.
 STAMP_BYTES: Final = len(',"offset":""') + len(format_offset(0))
 
-_HEADERS: Final = "headers"
 #: What every such message contains: a search for it is much quicker than a parser.
 _MARK: Final = b'"headers"'
-#: Members of the headers; one of them is a string in every such message.
-_KINDS: Final = ("operation", "control")
-_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ENCODER: Final = msgspec.json.Encoder()
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _Message(msgspec.Struct):
+    headers: msgspec.Raw = _ABSENT
+
+
+class _Headers(msgspec.Struct):
+    """One of the first two is a string in every such message."""
+
+    operation: msgspec.Raw = _ABSENT
+    control: msgspec.Raw = _ABSENT
+    offset: msgspec.Raw = _ABSENT
+
+
+# Members that are not declared are skipped: to make a dict of all those in 1 MiB would keep the
+# interpreter's lock for a tenth of a second.
+_MESSAGES: Final = msgspec.json.Decoder(_Message)
+_HEADERS: Final = msgspec.json.Decoder(_Headers)
 
 
 def stamp(messages: Iterable[tuple[int, bytes]]) -> list[bytes]:
@@ -39,14 +54,31 @@ def may_be_state(content: bytes) -> bool:
 
 
 def _stamped(message: bytes, seq_num: int) -> bytes:
-    """The message with its offset; values keep the writer's text, and an earlier offset is replaced."""
+    """The message with its offset; everything else keeps the writer's text."""
     try:
-        members = _MEMBERS.decode(message)
-        headers = _MEMBERS.decode(members[_HEADERS])
-    except (msgspec.MsgspecError, KeyError):
+        headers = _MESSAGES.decode(message).headers
+        members = _HEADERS.decode(headers)
+    except msgspec.MsgspecError:
         return message  # no object, or one whose headers are none
-    if not any(bytes(headers[kind]).startswith(b'"') for kind in _KINDS if kind in headers):
+    if not any(bytes(kind).startswith(b'"') for kind in (members.operation, members.control)):
         return message
-    headers["offset"] = msgspec.Raw(b'"%b"' % format_offset(seq_num + 1).encode())
-    members[_HEADERS] = msgspec.Raw(_ENCODER.encode(headers))
-    return _ENCODER.encode(members)
+    start = _position(headers, message)
+    offset = b'"%b"' % format_offset(seq_num + 1).encode()
+    if members.offset is _ABSENT:
+        end = start + len(bytes(headers)) - 1  # of the last member: one is there
+        return b'%b,"offset":%b%b' % (message[:end], offset, message[end:])
+    start += _position(members.offset, headers)
+    return b"%b%b%b" % (message[:start], offset, message[start + len(bytes(members.offset)) :])
+
+
+def _position(part: msgspec.Raw, whole: bytes | msgspec.Raw) -> int:
+    """Where `part` begins in what it was decoded from."""
+    content, text = bytes(part), bytes(whole)
+    at = text.find(content)
+    return at if text.find(content, at + 1) < 0 else _address(part) - _address(whole)
+
+
+def _address(buffer: bytes | msgspec.Raw) -> int:
+    # A decoder's Raw is a view of what it decodes.
+    address: int = np.frombuffer(memoryview(buffer), np.uint8).__array_interface__["data"][0]
+    return address
