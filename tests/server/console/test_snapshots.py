@@ -94,8 +94,10 @@ def test_a_snapshot_far_from_the_tail_is_found_by_looking_further_back(
         server.append([b"change"] * 1000, "deep")
     page.goto(server.page("basins", BASIN, "deep", query="?tab=snapshots"))
     expect(inside(page)).to_contain_text("No snapshot among the newest 9,282 records.")
-    inside(page).get_by_role("button", name="Look further back").click()
+    further = inside(page).get_by_role("button", name="Look further back")
+    further.click()
     expect(inside(page).locator("tbody tr")).to_have_count(1)
+    expect(further).to_have_count(0)
 
 
 def test_a_snapshot_that_is_being_written_or_was_cut_off_is_incomplete(

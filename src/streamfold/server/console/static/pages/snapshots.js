@@ -65,7 +65,7 @@ const looked = ({ tail, from, beginning }) => (beginning ? "all records" : `the 
 
 const Inside = ({ basin, stream, look, error, loading, onFurther }) => html`<section class="card"><header><h2>Kept in the stream</h2>
     <span class="end">${look && html`<span class="muted">searched ${looked(look)}</span>`}
-    ${look && !look.beginning && html`<${Button} icon="search" disabled=${loading} onClick=${onFurther}>Look further back<//>`}</span></header>
+    ${look && !look.beginning && !look.snapshots.some((one) => one.whole) && html`<${Button} icon="search" disabled=${loading} onClick=${onFurther}>Look further back<//>`}</span></header>
   ${error && html`<div class="body"><${Notice}>The records of the stream cannot be searched for snapshots: ${error.message}<//></div>`}
   ${look && (look.snapshots.length === 0
     ? html`<${Empty} title=${look.tail === look.from ? "The stream has no records." : `No snapshot among ${looked(look)}.`}><p>Applications keep snapshots there with <code>follow(…, snapshots=in_stream())</code>.</p><//>`
