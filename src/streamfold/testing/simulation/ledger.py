@@ -57,14 +57,17 @@ class StreamLedger:
             raise ViolationError(f"{self.name}: the tail went back from {at_least} to {tail}")
         self.tail = max(self.tail, tail)
 
+    def check_batch(self, records: Sequence[SequencedRecord]) -> None:
+        """Raise if the records of one batch do not follow each other."""
+        numbers = [int(record.seq_num) for record in records]
+        if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise ViolationError(f"{self.name}: a batch has gaps: {numbers}")
+
     def check_read(
         self, records: Sequence[SequencedRecord], first: int, tail: int, now: float
     ) -> None:
         """Compare what a read from `first` to `tail` returned with what clients were told."""
         present = {int(record.seq_num): record for record in records}
-        numbers = sorted(present)
-        if numbers and numbers != list(range(numbers[0], numbers[-1] + 1)):
-            raise ViolationError(f"{self.name}: a read has gaps: {numbers}")
         for seq_num, record in present.items():
             self._check_record(seq_num, record)
         for seq_num, (body, arrived) in self.acked.items():

@@ -329,6 +329,7 @@ class _Program:
             async with store.follow(BASIN, ledger.name, request) as session:
                 async with asyncio.timeout(self.random.random()):
                     while (batch := await session.next()) is not None:
+                        ledger.check_batch(batch.records())
                         records += batch.records()
         except TimeoutError:
             pass
@@ -401,6 +402,7 @@ class _Program:
         records = batch.records()
         numbers = [int(record.seq_num) for record in records]
         self._note(f"read {ledger.name} from {first} -> {numbers}")
+        ledger.check_batch(records)
         if not ledger.over and ledger.trimmed == trimmed and numbers:
             now = asyncio.get_running_loop().time()
             ledger.check_read(records, numbers[0], numbers[-1] + 1, now)
@@ -491,6 +493,7 @@ class _Program:
             batch = await store.read(BASIN, ledger.name, ReadRequest(from_seq_num(first)))
             if not batch.count:
                 break
+            ledger.check_batch(batch.records())
             records += batch.records()
             first = int(records[-1].seq_num) + 1
         self._note(f"check {ledger.name} -> {[int(r.seq_num) for r in records]} of {tail}")
