@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import resource
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,6 +22,9 @@ BASIN = "test-basin"
 MIB = 1 << 20
 #: Whether attacks are as large as they were found, as `make prove` has it.
 LARGE = bool(os.environ.get("STREAMFOLD_PROVE"))
+#: Names of the kernel that Python does not have.
+_PR_CAPBSET_DROP, _CAP_NET_ADMIN = 24, 12
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ async def attacked(
         sys.executable, "-m", "streamfold.cli.main", "serve", "--json", "--host=127.0.0.1",
         "--port=0", "--no-access-log", f"--init-file={init_file}", *options,
         stdout=asyncio.subprocess.PIPE,
-        preexec_fn=_limiting(descriptors),
+        preexec_fn=partial(_restrict, descriptors),
     )  # fmt: skip
     try:
         if process.stdout is None:
@@ -103,10 +108,11 @@ async def attacked(
         await process.wait()
 
 
-def _limiting(descriptors: tuple[int, int] | None) -> Callable[[], None] | None:
-    if descriptors is None:
-        return None
-    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+def _restrict(descriptors: tuple[int, int] | None) -> None:
+    """Leave a server no right to change the network, as one has none in production."""
+    _LIBC.prctl(_PR_CAPBSET_DROP, _CAP_NET_ADMIN, 0, 0, 0)  # fails if there is nothing to take away
+    if descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
 
 async def steady(server: Attacked) -> int:

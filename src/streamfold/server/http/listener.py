@@ -8,15 +8,15 @@ are not granian's public API, so its version is pinned to one minor.
 
 granian counts a connection only after its TLS handshake (upstream defect 8). Handshakes that never
 end could therefore take all descriptors, and once none is left, granian neither ends them nor
-accepts others. So the kernel stops first: while too many descriptors are open, a filter on the
-listening socket drops all packets. Clients send theirs again after a second, and connect once the
-filter is gone.
+accepts others. So the kernel stops first: while too many descriptors are open, the listening socket
+demands that packets are signed (RFC 2385) with a key that nobody has, and the kernel drops all others.
+Clients send theirs again after a second, and connect once the key is gone. A packet filter would do
+the same, but recent kernels reserve it for processes with CAP_NET_ADMIN.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import socket
@@ -50,11 +50,14 @@ _ACCEPTED_PER_SECOND: Final = 50_000
 #: Seconds between two counts: as long as these need to use up what is left, within these bounds.
 _COUNT_INTERVAL: Final = (0.001, 0.1)
 
-#: Options of Linux that Python has no names for.
-_SO_ATTACH_FILTER: Final = 26
-_SO_DETACH_FILTER: Final = 27
-#: `struct sock_filter`: BPF_RET with 0, which drops the packet.
-_DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)
+#: An option of Linux that Python has no name for: the key of all peers within a prefix, none if empty.
+_TCP_MD5SIG_EXT: Final = 32
+#: `struct tcp_md5sig`: family, address (after two fields that IPv6 alone has), the flag for a prefix,
+#: its length, the length of the key, an interface, the key.
+_SIGNATURE: Final = struct.Struct("=H6x16s104xBBHi80s")
+_PREFIX: Final = 1
+#: Every IPv6 address, and every IPv4 address as a socket for IPv6 names them.
+_ANY_ADDRESS: Final = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))
 #: Connections that wait to be accepted.
 BACKLOG: Final = 1024
 #: Descriptors for storage beside those for connections that wait, once all others are taken.
@@ -129,13 +132,13 @@ class AcceptGate:
         used = count - len(self._spare)
         # There must be room for the spare ones, too: those that were released are taken back first.
         closed = used >= min(most, limit - self._spare_count)
-        if closed != self._closed:
-            self._set_filter(closed)
-            self._closed = closed
         if count >= limit:
             self._give_spare()
         elif not closed:
             self._take_spare()
+        if closed != self._closed:
+            self._demand_signatures(os.urandom(16) if closed else b"")
+            self._closed = closed
         shortest, longest = _COUNT_INTERVAL
         return max(shortest, min(longest, (limit - count) / _ACCEPTED_PER_SECOND))
 
@@ -147,13 +150,12 @@ class AcceptGate:
         while self._spare:
             os.close(self._spare.pop())
 
-    def _set_filter(self, closed: bool) -> None:
-        if closed:
-            program = ctypes.create_string_buffer(_DROP_ALL)
-            filter_program = struct.pack("HP", 1, ctypes.addressof(program))
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_program)
-        else:
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    def _demand_signatures(self, key: bytes) -> None:
+        """Have the kernel drop packets of new clients that are not signed with this key, if any."""
+        family = self._socket.family
+        for address in _ANY_ADDRESS if family == socket.AF_INET6 else _ANY_ADDRESS[:1]:
+            option = _SIGNATURE.pack(family, address, _PREFIX, 0, len(key), 0, key)
+            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_MD5SIG_EXT, option)
 
 
 def _count_descriptors(most: int) -> int:
