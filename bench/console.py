@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -69,9 +69,7 @@ FRAMES = """async ({ steps, watched }) => {
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    chromium = os.environ.get("STREAMFOLD_CHROMIUM") or shutil.which("chromium")
-    if chromium is None:
-        raise SystemExit("install Chromium, or name it in STREAMFOLD_CHROMIUM")
+    chromium = Path(sys.executable).parent / "chromium"  # installed by `make`
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield browser

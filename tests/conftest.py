@@ -1,9 +1,11 @@
 """What holds for all tests: which stay together when several processes share the work, as `pytest -n 3
---dist loadgroup` has them do, and that random examples are the same each time.
+--dist loadgroup` has them do, which programs they run, and that random examples are the same each time.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+
+# Node.js, Go, Chromium and curl are those of the environment, see tests/tools: the same everywhere.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 ROOT = Path(__file__).parent
 #: Tests that stay together: those with the fixture `spark` share a session, which takes long to start

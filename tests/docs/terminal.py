@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
 #: Prompts of the shell and of Python, for a command and for the rest of one.
 _SHELL, _SHELL_MORE = "ready$ ", "more> "
 _PROMPTS = (_SHELL, _SHELL_MORE, ">>> ", "... ")
@@ -122,7 +124,9 @@ def _take_terminal() -> None:
 
 def _groups_of(session: int) -> list[int]:
     """The process groups of a session: a shell gives each of its jobs one."""
-    listed = subprocess.run(
-        ["ps", "-s", str(session), "-o", "pgid="], capture_output=True, text=True, check=False
-    )
-    return sorted({int(group) for group in listed.stdout.split()})
+    groups = set()
+    for process in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process) == session:
+                groups.add(os.getpgid(process))
+    return sorted(groups)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,7 @@ FOLDER = Path(__file__).parent / "durable"
 #: Tests in version 0.3.6 of the suite.
 TESTS_MIN = 338
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("npx") is None, reason="node and npm are not installed"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.usefixtures("durable_packages")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,10 +11,6 @@ import pytest
 from tests.interop.serving import serving
 
 FOLDER = Path(__file__).parent / "durable"
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("npm") is None, reason="node and npm are not installed"
-)
 
 
 def run_node(script: str, url: str) -> str:

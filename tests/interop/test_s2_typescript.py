@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,11 +12,6 @@ from tests.interop.conftest import install_packages
 from tests.interop.serving import serving
 
 FOLDER = Path(__file__).parent / "typescript"
-
-pytestmark = [
-    pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
-    pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
-]
 
 
 @pytest.fixture(scope="module")

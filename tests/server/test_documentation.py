@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +21,6 @@ PAGES = {"durable-streams.md": 25, "s2.md": 1}
 #: What the pages take for granted.
 RESOURCES = {"basins": [{"name": "my-basin", "streams": [{"name": "orders"}]}]}
 _LINE = re.compile(r"curl (.*\S) +# ([0-9]{3})(?: (.*))?")
-
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
 class Example(NamedTuple):

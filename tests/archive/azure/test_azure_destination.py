@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Iterator
 
@@ -22,7 +21,6 @@ def azure_server() -> Iterator[AzureServer]:
         yield server
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="node and npm are not installed")
 class TestAzure(DestinationConformance):
     @pytest.fixture
     def destination(self, azure_server: AzureServer) -> Destination:

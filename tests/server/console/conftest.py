@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 BASIN, STREAM = "test-basin", "orders"
+#: Installed by `make`, see tests/tools.
+CHROMIUM, NODE = (Path(sys.executable).parent / name for name in ("chromium", "node"))
 #: Milliseconds that the page gets on a busy machine; a check that holds earlier returns earlier.
 TIMEOUT = 60_000
 #: A browser without a window, as root, that looks for nothing outside this machine.
@@ -25,12 +26,10 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-_MISSING = (
-    "the console is tested in Chromium, and there is none: install it, on Debian with "
-    "'apt-get install chromium', or name it in STREAMFOLD_CHROMIUM"
-)
 
 expect.set_options(timeout=TIMEOUT)
+# Playwright's own needs libatomic, which minimal systems do not have.
+os.environ["PLAYWRIGHT_NODEJS_PATH"] = str(NODE)
 
 
 class ConsoleServer:
@@ -117,11 +116,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = os.environ.get("STREAMFOLD_CHROMIUM") or shutil.which("chromium")
-    if chromium is None:
-        pytest.fail(_MISSING)
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_FLAGS))
         yield running
         running.close()
 
