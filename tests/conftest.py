@@ -6,10 +6,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.s3 import S3Server
 
 #: Neither chance nor the speed of the machine decides: the same examples, however long each takes.
 settings.register_profile(
@@ -38,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=lambda item: (_group(item) != SPARK, _folder(item) != SPARK))
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One server for all tests of a process, each of which uses a prefix of its own."""
+    from tests.s3 import run_s3_server  # moto takes a second to load
+
+    with run_s3_server() as server:
+        yield server
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

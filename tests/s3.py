@@ -65,15 +65,7 @@ class S3Server:
 
 @contextmanager
 def run_s3_server() -> Iterator[S3Server]:
-    """Run a server with an empty bucket until the block ends.
-
-    For a fixture:
-
-        @pytest.fixture(scope="session")
-        def s3_server() -> Iterator[S3Server]:
-            with run_s3_server() as server:
-                yield server
-    """
+    """Run a server with an empty bucket until the block ends; tests use the fixture `s3_server`."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # one line per request otherwise
     process = new_moto_server()
     process.start()

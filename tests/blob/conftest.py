@@ -1,17 +1,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
-from tests.s3 import S3Server, run_s3_server
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
+from tests.s3 import S3Server
 
 
 @pytest.fixture

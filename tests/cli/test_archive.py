@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import subprocess
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from streamfold.archive import ArchiveWriter, Destination
 from tests.archive.reading import HISTORY, names_by_id, write_commits, write_history
 from tests.archive.tables import START, changes, open_writer, rows
 from tests.cli.commands import COMMAND, Shell, ending_of, line_of
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,6 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "users"
     asyncio.run(write_history(path))
     return path
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 def printed(text: str) -> dict[int, str]:

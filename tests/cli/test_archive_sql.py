@@ -6,7 +6,6 @@ import asyncio
 import os
 import pty
 import subprocess
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from tests.archive.reading import HISTORY, write_commits, write_history
 from tests.archive.tables import START
 from tests.cli.commands import COMMAND, Shell
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("archives") / "users"
     asyncio.run(write_history(path))
     return path
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 def state(shell: Shell, folder: Path, *options: str) -> dict[int, str]:

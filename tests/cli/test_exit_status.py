@@ -16,7 +16,7 @@ from streamfold.archive import Destination
 from tests.archive.tables import open_writer, rows
 from tests.cli.commands import COMMAND
 from tests.interop.serving import serving
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server
 
 PROVING = "STREAMFOLD_PROVE" in os.environ
 RUNS = 200 if PROVING else 3
@@ -70,12 +70,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from streamfold.follow.clients.s2 import S2Client
 from tests.follow.ledger import SMALL, Ledger, fold, initial
 from tests.interop.serving import serving
 from tests.ports import free_port
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server
 from tests.sdk import sdk_client
 
 BASIN, STREAM = "follow-basin", "deltas"
@@ -100,12 +100,6 @@ async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) ->
             async with ledger.follow(outside) as state:
                 assert state.value["seen"] == ledger.expected
                 assert state.plan.records < 40
-
-
-@pytest.fixture
-def s3_server() -> Any:
-    with run_s3_server() as server:
-        yield server
 
 
 async def test_a_follower_survives_a_restart_of_the_server(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,17 +16,11 @@ from s2_sdk import AppendInput, Record, Retry, S2Error, SeqNum, SeqNumMismatchEr
 from s2_sdk import S2Stream as Stream
 
 from tests.cli.commands import Shell, ending_of, line_of
-from tests.s3 import S3Server, run_s3_server, s3_client
+from tests.s3 import S3Server, s3_client
 from tests.sdk import sdk_client
 from tests.store.engine.flaky_proxy import FlakyProxy, Weather
 
 BASIN, STREAM = "my-basin", "my-stream"
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,17 +19,11 @@ from streamfold.errors import DeviceFailedError
 from streamfold.model.records import Record as StoredRecord
 from streamfold.server.main import Server, serve
 from tests.cli.commands import Outcome, Shell, ending_of, line_of
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server
 from tests.sdk import sdk_client
 from tests.server.conftest import configuration
 
 BASIN, STREAM = "test-basin", "orders"
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
 from s2_sdk import S2, AppendInput, Record, SeqNum
 
 from tests.cli.commands import Shell, ending_of, line_of
-from tests.s3 import S3Server, run_s3_server, s3_client
+from tests.s3 import S3Server, s3_client
 from tests.sdk import sdk_client
 
 BASIN, STREAM = "test-basin", "orders"
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.store.upkeep import reclaim
 from streamfold.store.upkeep.reclaim import Reclaimer
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server
 from tests.store.conftest import incompressible
 from tests.store.crash.verify import BASIN, read_all
 from tests.store.small_tables import TABLE_BYTES, use_small_tables
@@ -50,12 +50,6 @@ def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
     use_small_tables(monkeypatch.setattr)
     monkeypatch.setattr(Reclaimer, "run", run)
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 class Seconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,9 @@ from streamfold.archive.formats import JsonlFormat, ParquetFormat
 from streamfold.errors import InvalidError, StorageError
 from tests.archive.reading import bucket_at, folder_at, names_by_id
 from tests.archive.tables import State, net_changes, new_ids, open_writer, rows
-from tests.s3 import S3Server, run_s3_server
+from tests.s3 import S3Server
 
 KEEP_TWO = Retention(keep_epochs=2, grace=timedelta(0))
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 class Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,7 +19,7 @@ from streamfold.model.records import Record, trim_record
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store
-from tests.s3 import S3Server, run_s3_server, s3_client
+from tests.s3 import S3Server, s3_client
 from tests.store.crash.ledger import Event, Ledger, OutcomeUnknown, Stored
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
@@ -33,12 +33,6 @@ IMPATIENT = StoreSettings(commit_timeout=2, recovery_timeout=0.2, trim_grace=0)
 PATIENT = StoreSettings(commit_timeout=2, recovery_timeout=60, trim_grace=0)
 #: One whose storage answers: a commit may take long on a busy machine.
 CALM = StoreSettings(recovery_timeout=60, trim_grace=0)
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 @pytest.fixture

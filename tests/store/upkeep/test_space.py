@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from streamfold.store.upkeep.reclaim import (
     wait_for,
 )
 from tests.folder_size import stored_bytes
-from tests.s3 import S3Server, run_s3_server, s3_client
+from tests.s3 import S3Server, s3_client
 from tests.store.conftest import STREAM, Clock, incompressible
 from tests.store.crash.verify import BASIN, read_all
 from tests.store.small_tables import TABLE_BYTES, use_small_tables
@@ -51,12 +51,6 @@ TIMEOUT = 120.0
 @pytest.fixture(autouse=True)
 def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_tables(monkeypatch.setattr)
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[S3Server]:
-    with run_s3_server() as server:
-        yield server
 
 
 def local_bytes(folder: Path) -> int:
