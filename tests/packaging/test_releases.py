@@ -40,7 +40,8 @@ def test_the_sdist_has_the_sources_and_builds_the_same_wheel(
     sdist: Path, wheel: Path, tmp_path: Path
 ) -> None:
     with tarfile.open(sdist) as files:
-        files.extractall(tmp_path / "sources", filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # new in Python 3.11.4
+        files.extractall(tmp_path / "sources")
     (sources,) = (tmp_path / "sources").iterdir()
     top = {path.name for path in sources.iterdir()}
     assert top == {
