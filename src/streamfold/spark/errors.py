@@ -48,7 +48,7 @@ class DataLossError(StreamfoldError):
             f"{first}: they were trimmed, aged out, or the stream was created anew; set the option "
             "failOnDataLoss to false to continue without them, or start a new query with bootstrap"
         )
-        self.first = first
+        self.stream, self.start, self.end, self.first = stream, start, end, first
 
 
 class StreamGoneError(DataLossError):
@@ -60,7 +60,7 @@ class StreamGoneError(DataLossError):
             f"stream {stream!r}, whose records before {position} this query has read, no longer "
             "exists: set the option failOnDataLoss to false to continue without it",
         )
-        self.first = position
+        self.stream, self.first = stream, position
 
 
 class StreamReplacedError(DataLossError):

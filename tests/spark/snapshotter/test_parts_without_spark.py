@@ -38,8 +38,10 @@ from streamfold.snapshotter.decoding import EnvelopeDecoder
 from streamfold.snapshotter.net_changes import net_schema
 from streamfold.snapshotter.spark import DeadLetterStream, DestinationSpec, Snapshotter, table_jobs
 from streamfold.snapshotter.spark.errors_from_spark import (
+    ChangesLostError,
     QueryFailedError,
     error_from_spark,
+    in_terms_of_tables,
     is_retryable,
 )
 from streamfold.snapshotter.spark.service import lag_of
@@ -58,7 +60,7 @@ from streamfold.snapshotter.status import (
     State,
 )
 from streamfold.snapshotter.transactions import CLOSED
-from streamfold.spark import DataLossError
+from streamfold.spark import DataLossError, StreamGoneError
 from streamfold.spark.errors import CarriesErrors
 from streamfold.testing.change_decoder_kit import records
 from tests.ports import free_port
@@ -138,6 +140,27 @@ def test_only_what_our_errors_carry_counts_not_their_names_in_a_text() -> None:
     ):
         assert isinstance(error_from_spark(RuntimeError(text)), QueryFailedError)
     assert is_retryable(error_from_spark(RuntimeError("Job aborted")))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DataLossError("orders", 20, 30, 30),
+        StreamGoneError("orders", 20),
+        ChangesLostError.shortened("orders", 10, 20),
+    ],
+)
+def test_lost_records_are_answered_with_options_that_the_snapshotter_has(
+    error: StreamfoldError,
+) -> None:
+    found = in_terms_of_tables(error, "http://127.0.0.1:1")
+    assert isinstance(found, DataLossError)
+    assert found.code == "data_loss"
+    assert not is_retryable(found)
+    assert "'orders'" in found.message
+    assert "key_prefix" in found.message
+    assert "failOnDataLoss" not in found.message
+    assert StreamfoldError.from_wire(found.to_wire()).message == found.message
 
 
 def test_the_lag_is_the_distance_between_two_offsets() -> None:

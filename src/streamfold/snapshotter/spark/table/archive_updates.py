@@ -16,12 +16,13 @@ from pyspark.sql import DataFrame
 
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import StreamfoldError
+from streamfold.snapshotter.spark.errors_from_spark import ChangesLostError
 from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
 from streamfold.snapshotter.spark.table.arrivals import Arrivals
 from streamfold.snapshotter.spark.table.intake import Batch, TableStream
 from streamfold.snapshotter.spark.table.pipeline import FIRST, TablePipeline
 from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress
-from streamfold.spark.errors import DataLossError, StreamReplacedError
+from streamfold.spark.errors import StreamReplacedError
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class ArchiveUpdates:
     def _check_length(self, tail: int) -> None:
         """Raise if the stream ends before the next record: it was created anew."""
         if tail < (position := self._next()):
-            raise DataLossError(self._stream.job.stream, tail, position, 0)
+            raise ChangesLostError.shortened(self._stream.job.stream, tail, position)
 
     def _check_last_record(self) -> None:
         """Raise if the last record of the archive is another one now: its stream was created anew.

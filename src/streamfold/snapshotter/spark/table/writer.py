@@ -30,6 +30,7 @@ from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.errors_from_spark import (
     ServerUnreachableError,
     error_from_spark,
+    in_terms_of_tables,
     is_retryable,
 )
 from streamfold.snapshotter.spark.jobs import TableJob
@@ -41,7 +42,6 @@ from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from streamfold.snapshotter.spark.table.progress import TableProgress
 from streamfold.snapshotter.spark.table.server_watch import ServerWatch
 from streamfold.snapshotter.status.table_status import ArtifactStatus, State, TableStatus
-from streamfold.spark.errors import EndpointUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -344,10 +344,7 @@ class TableWriter:
 
     def _understood(self, raised: Exception) -> StreamfoldError:
         """Translate an error to the terms of the configuration."""
-        error = error_from_spark(raised)
-        if isinstance(error, EndpointUnavailableError):
-            return ServerUnreachableError(self.job.source["endpoint"], error.cause)
-        return error
+        return in_terms_of_tables(error_from_spark(raised), self.job.source["endpoint"])
 
     def _may_retry(self, error: StreamfoldError) -> bool:
         """Record a failure; returns whether a retry may help."""
