@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.errors import WriterFencedOutError
+from streamfold.archive.maintenance.garbage_collection import Collector
+from streamfold.archive.manifest.positions import SEQ_NUM
 from tests.archive.plain_reader import read_states
-from tests.archive.tables import changes, open_writer, rows
+from tests.archive.tables import Clock, changes, new_ids, open_writer, rows
 from tests.s3 import S3Server
 
 #: Diffs that each writer gets in before it is done.
@@ -56,3 +59,35 @@ async def test_writers_that_take_turns_by_force_lose_nothing(
     assert sorted(written) == list(range(2 * TURNS)), "every position has one writer"
     states = await read_states(Destination.open(url, **options).blobs)
     assert sorted(states[-1][1]) == list(range(2 * TURNS))
+
+
+async def test_a_writer_learns_that_it_was_fenced_without_a_commit_and_of_pins_too(
+    url_and_options: tuple[str, dict[str, str]],
+) -> None:
+    url, options = url_and_options
+    destination = Destination.open(url, **options)
+    first = await open_writer(destination, ids="first")
+    await first.check_owner()  # there is nothing to own yet
+    await first.write_base(rows({1: "a"}), "1", reason="first")
+    await first.check_owner()
+    collector = Collector([destination], now=Clock().now, new_id=new_ids("pin"), order=SEQ_NUM)
+    await collector.pin("kept", 1, timedelta(hours=1))
+    await first.check_owner()
+    assert first.manifest is not None
+    assert len(first.manifest.pins) == 1  # what others may change is taken over
+    await open_writer(destination, writer_id="writer-2", ids="second")
+    for _ in range(2):
+        with pytest.raises(WriterFencedOutError, match="writer-2"):
+            await first.check_owner()
+
+
+async def test_a_writer_learns_that_another_one_wrote_the_first_base(
+    url_and_options: tuple[str, dict[str, str]],
+) -> None:
+    url, options = url_and_options
+    destination = Destination.open(url, **options)
+    first = await open_writer(destination, ids="first")
+    second = await open_writer(destination, writer_id="writer-2", ids="second")
+    await second.write_base(rows({}), "-1", reason="first")
+    with pytest.raises(WriterFencedOutError, match="writer-2"):
+        await first.check_owner()

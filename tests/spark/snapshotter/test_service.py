@@ -78,6 +78,8 @@ def test_a_table_is_published_as_it_changes_and_says_how_it_is(
         feed(server, stream, bodies[800:])
     assert live.writer.is_whole
     assert manifest_of(folder).head_position == "899"
+    # The stop wrote the last diff, and waited for its event.
+    assert hook.reported[-1] == ("diff", "899")
     assert check_every_boundary(folder, bodies) >= 6
 
 
@@ -172,9 +174,12 @@ def _take_over(
 ) -> None:
     with running(spark, scratch, replace(job, writer_id="writer-2")) as second:
         second.wait_for_state(job.table, State.RUNNING)
+        # Before there is anything to commit.
+        fenced = first.wait_for_state(job.table, State.FENCED)
+        assert not fenced.ready
+        assert first.ask("GET", "/health/ready")[0] == 503
         feed(server, job.stream, bodies)
         second.wait_for_head(job.table, 299)
-        fenced = first.wait_for_state(job.table, State.FENCED)
         assert fenced.last_error is not None
         assert fenced.last_error.code == "writer_fenced_out"
         assert "writer-2" in fenced.last_error.message

@@ -117,6 +117,14 @@ class Destination:
                 return None
             return Stored(read_manifest(data, order), etag)
 
+    async def manifest_etag(self) -> str | None:
+        """Return the etag of the manifest without reading it; None if there is no manifest yet."""
+        with name_destination_on_error(self.uri):
+            try:
+                return (await self.blobs.head(MANIFEST_KEY)).etag
+            except BlobNotFoundError:
+                return None
+
     async def swap(self, manifest: Manifest, previous: Stored | None) -> Stored:
         """Make `manifest` the current one, with this destination's URIs, if `previous` still is.
 

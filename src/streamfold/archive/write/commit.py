@@ -208,13 +208,26 @@ class OwnedTable:
     async def settle(self) -> None:
         """Establish what is committed and that the table is still ours; repair lagging destinations."""
         if self._unsettled:
-            stored = await self.mirrors.primary.read(self._order)
-            # A manifest that disappeared does not make a new table: the check refuses it.
-            if stored or self._stored:
-                RequireWriter(self._writer).check(stored.manifest if stored else None)
-            self._adopt(stored)
+            await self._read()
         if self._stored and self.mirrors.lagging:
             await self.mirrors.follow(self._stored.manifest)
+
+    async def check_owner(self) -> None:
+        """Raise WriterFencedOutError if another writer has taken the table.
+
+        While the manifest is the one that was adopted, this costs one request without its bytes.
+        """
+        adopted = self._stored.etag if self._stored else None
+        if self._unsettled or await self.mirrors.primary.manifest_etag() != adopted:
+            await self._read()
+
+    async def _read(self) -> None:
+        """Adopt what is committed, unless it is another writer's."""
+        stored = await self.mirrors.primary.read(self._order)
+        # A manifest that disappeared does not make a new table: the check refuses it.
+        if stored or self._stored:
+            RequireWriter(self._writer).check(stored.manifest if stored else None)
+        self._adopt(stored)
 
     async def _commit(
         self, updates: Sequence[Update], requirements: Sequence[Requirement]

@@ -344,6 +344,10 @@ class ArchiveWriter:
         await self._owned.settle()
         return self.manifest
 
+    async def check_owner(self) -> None:
+        """Raise WriterFencedOutError if another writer has taken the table, also before a commit."""
+        await self._owned.check_owner()
+
     async def _write_rows(self, plan: PartPlan, rows: Rows) -> list[WrittenPart]:
         if isinstance(rows, Mapping):
             return [

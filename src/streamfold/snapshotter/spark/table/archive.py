@@ -36,6 +36,9 @@ from streamfold.snapshotter.spark.jobs import TableJob
 
 logger = logging.getLogger(__name__)
 
+#: Seconds for the events of the last commits at a stop: an orchestrator often grants 30 s in all.
+LAST_EVENTS_SECONDS = 10.0
+
 
 class Written(NamedTuple):
     """A diff that is durable and not committed."""
@@ -106,6 +109,11 @@ class TableArchive:
                 layout=self._job.layout,
             )
         )
+
+    def check_owner(self) -> None:
+        """Raise WriterFencedOutError if another writer has taken the table."""
+        if self._writer is not None:
+            self._loop.call(self._writer.check_owner())
 
     @property
     def primary(self) -> Destination:
@@ -263,8 +271,12 @@ def _fits(base: Artifact, form: str, compression: str) -> bool:
 class TableEvents:
     """A dispatcher if sinks are configured, otherwise nothing."""
 
-    def __init__(self, job: TableJob, loop: DriverLoop) -> None:
+    def __init__(
+        self, job: TableJob, loop: DriverLoop, last_events: float = LAST_EVENTS_SECONDS
+    ) -> None:
+        """`last_events`: the most seconds that a stop waits for sinks."""
         self._job = job
+        self._last_events = last_events
         self._loop = loop
         self._dispatcher: EventDispatcher | None = None
         self._task: asyncio.Task[None] | None = None
@@ -286,12 +298,33 @@ class TableEvents:
         if self._dispatcher is not None:
             self._loop.soon(self._dispatcher.wake)
 
-    def stop(self) -> None:
-        """Stop sending; the next run sends the rest."""
+    def stop(self, *, deliver: bool) -> None:
+        """Stop sending, if `deliver` after sinks had some seconds for what is committed.
+
+        The next run sends the rest.
+        """
         if self._dispatcher is not None and self._task is not None:
+            if deliver:
+                self._loop.call(self._deliver(self._dispatcher))
             self._loop.end(self._task)
             self._task = None
             self._loop.call(self._dispatcher.close())
+
+    async def _deliver(self, dispatcher: EventDispatcher) -> None:
+        try:
+            async with asyncio.timeout(self._last_events):
+                await dispatcher.settle()
+        except TimeoutError:
+            logger.warning(
+                "table %s: some events were not delivered within %.0f s of the stop, the next run "
+                "sends them: %s",
+                self._job.table, self._last_events,
+                ", ".join(
+                    f"sink {name}: {status.last_error or 'no answer yet'}"
+                    for name, status in dispatcher.status.items()
+                    if status.lag or status.failures_in_row
+                ) or "sinks answer slowly",
+            )  # fmt: skip
 
     @property
     def errors(self) -> Mapping[str, int]:

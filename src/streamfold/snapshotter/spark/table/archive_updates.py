@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Reason of a base that a request asked for.
 REQUESTED = "requested"
+#: Seconds between two looks at who owns the table, each a small request to the first destination.
+OWNER_CHECK_SECONDS = 10.0
 
 
 class ArchiveUpdates:
@@ -54,6 +56,8 @@ class ArchiveUpdates:
         self._open = False
         #: Whether the archive is known to end where the pipeline continues.
         self._settled = False
+        #: When the table was last known to be this writer's.
+        self._owned_at = time.monotonic()
         #: The error of a batch of the query.
         self.failure: Exception | None = None
         #: Whether any records were taken in since `open`.
@@ -152,6 +156,14 @@ class ArchiveUpdates:
             found = self._stream.timestamp(head)
             if found not in (None, source.timestamp):
                 raise StreamReplacedError(stream, head, source.timestamp, found)
+
+    def check_owner_if_due(self) -> None:
+        """Raise WriterFencedOutError if another writer has taken the table, also without a commit."""
+        with self._turn:
+            now = time.monotonic()
+            if self._open and now - self._owned_at >= OWNER_CHECK_SECONDS:
+                self._published.check_owner()
+                self._owned_at = now
 
     def rebase_if_due(self) -> None:
         """Write a base that is due by time, even without changes."""

@@ -226,7 +226,8 @@ class TableWriter:
         if not self.status().state.is_final:
             self._finish(updates, stream)
         self._requests.close(self._refusal())
-        self._events.stop()
+        # The writer that took the table sends its events.
+        self._events.stop(deliver=self.status().state is not State.FENCED)
 
     def _run(self, updates: ArchiveUpdates, stream: TableStream) -> None:
         """Open the archive and follow the stream until stopped; raises what went wrong."""
@@ -313,6 +314,7 @@ class TableWriter:
         self._serve_requests(updates)
         updates.release_if_due()
         updates.rebase_if_due()
+        updates.check_owner_if_due()
 
     def _serve_requests(self, updates: ArchiveUpdates) -> None:
         if not self._requests.begin():
@@ -333,6 +335,7 @@ class TableWriter:
         try:
             if self._unreachable is not None:
                 raise self._unreachable
+            self._events.start(self._published.primary)
             with self._watching(stream):
                 updates.flush()
         except Exception as raised:
