@@ -44,7 +44,6 @@ from streamfold.snapshotter.spark.errors_from_spark import (
     in_terms_of_tables,
     is_retryable,
 )
-from streamfold.snapshotter.spark.service import lag_of
 from streamfold.snapshotter.spark.table.progress import CommitLog, commit_line
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.net import fill_unsent, has_unsent
@@ -161,12 +160,6 @@ def test_lost_records_are_answered_with_options_that_the_snapshotter_has(
     assert "key_prefix" in found.message
     assert "failOnDataLoss" not in found.message
     assert StreamfoldError.from_wire(found.to_wire()).message == found.message
-
-
-def test_the_lag_is_the_distance_between_two_offsets() -> None:
-    assert lag_of('{"s": 5}', '{"s": 12}') == 7
-    assert lag_of('{"s": 5}', '{"s": 5}') == 0
-    assert lag_of(None, '{"s": 5}') == lag_of("null", "null") == 0
 
 
 def test_columns_that_were_not_sent_come_from_the_table_as_it_was() -> None:

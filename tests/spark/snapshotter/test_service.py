@@ -98,6 +98,11 @@ def test_a_table_that_fails_stops_alone_and_says_why(
         assert stopped.last_error is not None
         assert stopped.last_error.code == "schema_incompatible"
         assert "name" in stopped.last_error.message
+        # Its stream grows: what is not published is what the stream has more.
+        feed(server, bad, [envelope("c", after={"id": n, "name": "later"}) for n in range(4, 7)])
+        behind = wait_for(lambda: live.status("bad"), lambda found: found.lag_records == 4)
+        assert behind.lag_seconds is not None
+        assert behind.lag_seconds > 0
         assert live.ask("POST", "/snapshot?table=bad")[0] == 409
         assert live.ask("GET", "/health/ready")[0] == 503
         feed(server, good, bodies)
@@ -110,8 +115,8 @@ def test_a_table_that_fails_stops_alone_and_says_why(
     with running(spark, scratch, tolerant) as live:
         live.wait_for_state("bad", State.RUNNING)
         feed(server, bad, [envelope("c", after={"id": 3, "name": "three"})])
-        live.wait_for_head("bad", 2)
-    assert set(state_of(tmp_path / "bad")) == {1, 3}
+        live.wait_for_head("bad", 5)
+    assert set(state_of(tmp_path / "bad")) == {1, 3, 4, 5, 6}
     assert list((tmp_path / "bad" / "dead-letters").iterdir())
 
 
@@ -145,6 +150,9 @@ def test_a_destination_goes_away_and_comes_back_and_a_second_writer_takes_over(
                 errors = first.wait_for_error(table, *UNAVAILABLE).counts.destination_errors
                 assert [uri for uri, count in errors.items() if count] == [spec.uri]
                 assert len(errors) == 2
+                stuck = wait_for(partial(first.status, table), lambda found: found.lag_records != 0)
+                assert stuck.lag_records == 100
+                assert stuck.manifest_head == "99"
             for table, folder in ((job.table, mirror), ("copied", copied)):
                 wait_for(
                     partial(first.status, table), lambda found: found.counts.failures >= RETRIES
@@ -201,7 +209,8 @@ def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_their_table_a
         own_server.start()
         live.wait_for_head(job.table, 19)
         own_server.kill()  # and once more, in the middle
-        live.wait_for_state(job.table, State.RETRYING)
+        away = live.wait_for_state(job.table, State.RETRYING)
+        assert (away.lag_records, away.lag_seconds, away.ready) == (None, None, False)
         own_server.start()
         live.wait_for_state(job.table, State.RUNNING)
     feed(own_server, stream, bodies[20:40])

@@ -1,20 +1,14 @@
 """All tables of one process, and the Spark session that they share; no table stops another."""
 
-# mypy: disallow-subclassing-any=False
-# The base class of the listener is Spark's, which the checker does not follow.
-
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from streamfold.backoff import Backoff
 from streamfold.errors import InvalidError, NotFoundError
@@ -37,8 +31,6 @@ _DEFAULTS = {
     # A task result is one row with many changes: batches of rows are bounded by their bytes.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.ui.showConsoleProgress": "false",
-    # Milliseconds after which an idle query reports that it is caught up.
-    "spark.sql.streaming.noDataProgressEventInterval": "2000",
     # A query may be waiting for an unreachable server: stopping does not wait for it.
     "spark.sql.streaming.stopTimeout": "3s",
 }
@@ -48,42 +40,6 @@ _LOOK = 0.5
 CHECK_SECONDS = 5.0
 #: Seconds between two such checks of a table.
 _CHECK_PAUSE = 2.0
-
-
-class LagListener(StreamingQueryListener):
-    """Reports the lag to each table by the name of its query; called in one thread of Spark's."""
-
-    def __init__(self, tables: Mapping[str, Callable[[int], None]]) -> None:
-        self._tables = dict(tables)
-        self._names: dict[str, str] = {}
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        self._names[str(event.runId)] = event.name or ""
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        report = self._tables.get(event.progress.name or "")
-        if report is None or not event.progress.sources:
-            return
-        source = event.progress.sources[0]
-        report(lag_of(source.endOffset, source.latestOffset))
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        report = self._tables.get(self._names.get(str(event.runId), ""))
-        if report is not None:
-            report(0)
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        self._names.pop(str(event.runId), None)
-
-
-def lag_of(end: str | None, latest: str | None) -> int:
-    """Return the records between two offsets of a source; 0 while one of them is unknown."""
-    if not end or not latest:
-        return 0
-    ends, tails = json.loads(end), json.loads(latest)
-    if not isinstance(ends, dict) or not isinstance(tails, dict):
-        return 0
-    return sum(max(0, tail - ends.get(stream, tail)) for stream, tail in tails.items())
 
 
 def snapshotter_session(
@@ -169,8 +125,6 @@ class Snapshotter:
     def publishing(self, spark: SparkSession) -> Iterator[None]:
         """Publish the tables while the block runs, then flush them."""
         self._begun.set()
-        listener = LagListener({t.name: t.lag for t in self._tables.values()})
-        spark.streams.addListener(listener)
         for table in self._tables.values():
             table.start(spark)
         try:
@@ -180,7 +134,6 @@ class Snapshotter:
                 table.stop()
             for table in self._tables.values():
                 table.join()
-            spark.streams.removeListener(listener)
 
     def statuses(self) -> dict[str, TableStatus]:
         return {name: table.status() for name, table in self._tables.items()}

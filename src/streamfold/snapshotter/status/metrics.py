@@ -37,11 +37,11 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[TableStatus], float | None]]]] = {
         ),
     ),
     "snapshotter_lag_records": (
-        "Records of the stream that were not read yet.",
+        "Records of the stream that are not taken in; absent while unknown.",
         lambda status: status.lag_records,
     ),
     "snapshotter_lag_seconds": (
-        "Age of the last record that was read, while there are more.",
+        "Age of the first record that is not taken in; absent while unknown.",
         lambda status: status.lag_seconds,
     ),
     "snapshotter_source_head_position": (
@@ -53,7 +53,7 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[TableStatus], float | None]]]] = {
         lambda status: status.source_lag_bytes,
     ),
     "snapshotter_source_lag_seconds": (
-        "Age of the newest commit of the database in the archive, while the stream has more.",
+        "Age of the oldest commit of the database that the archive lacks.",
         lambda status: status.source_lag_seconds,
     ),
     "snapshotter_rows_per_second": (

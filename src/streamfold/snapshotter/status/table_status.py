@@ -74,18 +74,20 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     stream: str
     state: State
-    #: Whether the base is durable and all known records are taken in.
+    #: Whether the base is durable, and the last update took in all that the stream then held.
     ready: bool = False
     #: The last record that was read.
     position: int | None = None
     #: The manifest's positions, None before the first base.
     manifest_head: str | None = None
     epoch: int | None = None
+    #: Records of the stream that are not taken in, also of a table that is stuck or stopped, and the
+    #: age of the first of them; None while that is unknown.
     lag_records: int | None = None
     lag_seconds: float | None = None
     #: Positions of the source, LSNs of PostgreSQL: the newest commit known from the stream, and
-    #: the newest one in the archive; the bytes of the log between them, and the age of the latter while
-    #: the stream has more.
+    #: the newest one in the archive; the bytes of the log between them, and the age of what the archive
+    #: lacks. None while that is unknown.
     source_position: str | None = None
     source_head: str | None = None
     source_lag_bytes: int | None = None

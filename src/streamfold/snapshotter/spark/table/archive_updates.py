@@ -21,7 +21,11 @@ from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
 from streamfold.snapshotter.spark.table.arrivals import Arrivals
 from streamfold.snapshotter.spark.table.intake import Batch, TableStream
 from streamfold.snapshotter.spark.table.pipeline import FIRST, TablePipeline
-from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress
+from streamfold.snapshotter.spark.table.progress import (
+    CommitLog,
+    TableProgress,
+    UnreadRecords,
+)
 from streamfold.spark.errors import StreamReplacedError
 
 logger = logging.getLogger(__name__)
@@ -56,6 +60,8 @@ class ArchiveUpdates:
         self._open = False
         #: Whether the archive is known to end where the pipeline continues.
         self._settled = False
+        #: The first record that is not taken in, and the tail, when the stream was last asked for both.
+        self._noted: tuple[int, int] | None = None
         #: When the table was last known to be this writer's.
         self._owned_at = time.monotonic()
         #: The error of a batch of the query.
@@ -71,17 +77,39 @@ class ArchiveUpdates:
                 # Before the status shows its head, up to which publish has streams trimmed.
                 self._check_length(self._stream.tail())
                 self._check_last_record()
+            else:
+                self._watch.begin(self._stream.start())
             self._resume()
             self._begin_empty()
             self._adopt()
             self._publish_delta()  # the process may have ended before it wrote the last version
             start, tail = self._next(), self._stream.tail()
             self._open = True
-            self._note_backlog(start, tail)
+            self.note_tail(tail)
+            self._watch.note_update(caught_up=tail <= start)
             if tail <= start:
                 self._watch.recover()
             self._log.follows(self._stream.job.stream, start, tail)
             return start
+
+    def note_tail(self, tail: int | None) -> None:
+        """Report how far the table is behind its stream; from any thread, whatever the table is doing.
+
+        None says that the tail is not known.
+        """
+        self._watch.note_tail(tail)
+        unread = self._watch.unread_range()
+        if unread is None or unread == self._noted:
+            return
+        timestamp = newest_commit = None
+        try:
+            timestamp = self._stream.timestamp(unread[0])
+            newest_commit = self._stream.newest_commit(*unread)
+        except StreamfoldError as error:
+            # They may be trimmed, which the next update reports: their times are unknown.
+            logger.debug("table %s: %s", self._stream.job.table, error.message)
+        self._watch.note_unread(UnreadRecords(unread[0], timestamp, newest_commit))
+        self._noted = unread
 
     def close(self, *, failed: bool = False) -> None:
         """Wait for the current update; later ones do nothing."""
@@ -110,26 +138,27 @@ class ArchiveUpdates:
     def advance(self) -> bool:
         """Take in what the stream holds now, on the driver; False if that is too much for it."""
         with self._turn:
-            tail = self._stream.tail() if self._open else 0
-            if self._open:
-                self._check_not_replaced(tail)
-            while self._open and (start := self._next()) < tail:
+            if not self._open:
+                return True
+            tail = self._tail()
+            self._check_not_replaced(tail)
+            while (start := self._next()) < tail:
                 end = min(tail, start + self._stream.job.max_records)
                 few = self._stream.few(start, end, self._pipeline.intake.held_from)
                 if few is None:
-                    self._note_backlog(start, tail)
+                    self._watch.note_update(caught_up=False)
                     return False
                 self._process(few)
                 if self._next() <= start:
                     break
-            if self._open:
-                self._watch.lag(0)
+            self._watch.note_update(caught_up=True)
             return True
 
-    def _note_backlog(self, start: int, tail: int) -> None:
-        """Report how far the table is behind its stream, and behind the source of that."""
-        newest = self._stream.newest_commit(start, tail) if start < tail else None
-        self._watch.lag(max(0, tail - start), newest)
+    def _tail(self) -> int:
+        """Return the tail of the stream, which the status shows from then on."""
+        tail = self._stream.tail()
+        self._watch.note_tail(tail)
+        return tail
 
     def _check_not_replaced(self, tail: int) -> None:
         """Raise if the stream was created anew; one that has grown no further is not read yet."""
@@ -212,7 +241,7 @@ class ArchiveUpdates:
 
     def _drain(self, force: str | None) -> bool:
         """Take in all records; returns whether the last of them became the base that `force` wants."""
-        tail, based = self._stream.tail(), False
+        tail, based = self._tail(), False
         self._check_not_replaced(tail)
         while (start := self._next()) < tail:
             end = min(tail, start + self._stream.job.max_records)
@@ -223,7 +252,7 @@ class ArchiveUpdates:
             based = end == tail and self._epoch() > epoch
             if self._next() <= start:
                 break  # the rest belongs to an open transaction
-        self._watch.lag(0)
+        self._watch.note_update(caught_up=True)
         return based
 
     def _process(self, records: Arrivals, force: str | None = None) -> None:

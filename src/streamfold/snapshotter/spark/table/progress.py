@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -94,6 +95,17 @@ def _identity(artifact: Artifact) -> tuple[object, ...]:
     return artifact.kind, artifact.epoch, artifact.to_position
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadRecords:
+    """What is known of the records that a table has not taken in."""
+
+    #: The first of them, and its time in milliseconds; None if the record is gone.
+    first: int
+    timestamp: int | None
+    #: LSN of the newest commit among them; None if the records have no positions of a source.
+    newest_commit: int | None = None
+
+
 class TableProgress:
     """Counts and states of one table."""
 
@@ -109,8 +121,13 @@ class TableProgress:
         self._last_time: int | None = None
         #: The commits of the source that were read.
         self._source: SourceSpan | None = None
-        #: LSN of the newest commit in the stream, while records are unread.
-        self._unread_commit: int | None = None
+        #: Where a table without an archive starts.
+        self._start: int | None = None
+        #: The tail of the stream; None while the server does not tell it.
+        self._tail: int | None = None
+        self._unread: UnreadRecords | None = None
+        #: Whether the last update took in everything that the stream held when it began.
+        self._caught_up = False
 
     def enter(self, state: State) -> None:
         with self._lock:
@@ -164,21 +181,46 @@ class TableProgress:
             rate = batch.records / seconds if seconds > 0 else 0.0
             self._change(rows_per_second=rate, position=batch.seen, waiting_from=held_from)
 
-    def lag(self, records: int, newest_commit: int | None = None) -> None:
-        """Set how many records were unread at the last check, and the newest commit among them."""
+    def begin(self, start: int) -> None:
+        """Set where a table starts that has no archive yet."""
         with self._lock:
-            self._unread_commit = newest_commit or (self._unread_commit if records else None)
-            self._change(lag_records=records)
+            self._start = start
+
+    def note_tail(self, tail: int | None) -> None:
+        """Set the tail of the stream; None if the server did not tell it."""
+        with self._lock:
+            self._tail = tail
+
+    def note_unread(self, unread: UnreadRecords) -> None:
+        """Set what is known of the records that are not taken in yet."""
+        with self._lock:
+            self._unread = unread
+
+    def note_update(self, *, caught_up: bool) -> None:
+        """Set whether an update took in everything that the stream held when it began."""
+        with self._lock:
+            self._caught_up = caught_up
+
+    def unread_range(self) -> tuple[int, int] | None:
+        """Return the first record that is not taken in, and the tail; None if there is none."""
+        with self._lock:
+            following, tail = self._following(), self._tail
+        return None if following is None or tail is None or following >= tail else (following, tail)
 
     def status(self, event_errors: Mapping[str, int]) -> TableStatus:
         with self._lock:
-            status, manifest, last_time = self._status, self._manifest, self._last_time
-            read = self._source.last if self._source else None
-            commits = [lsn for lsn in (read, self._unread_commit) if lsn is not None]
+            status, manifest, unread = self._status, self._manifest, self._unread
+            following, tail, last_time = self._following(), self._tail, self._last_time
+            source, caught_up = self._source, self._caught_up
         now = self._now()
-        counts = msgspec.structs.replace(status.counts, event_errors=dict(event_errors))
+        lag = None if following is None or tail is None else max(0, tail - following)
+        if unread is not None and following is not None and unread.first >= following:
+            last_time = unread.timestamp
         status = msgspec.structs.replace(
-            status, counts=counts, lag_seconds=_lag_seconds(status.lag_records, last_time, now)
+            status,
+            counts=msgspec.structs.replace(status.counts, event_errors=dict(event_errors)),
+            lag_records=lag,
+            lag_seconds=_lag_seconds(lag, last_time, now),
         )
         if manifest is None:
             return status
@@ -186,9 +228,10 @@ class TableProgress:
         head = layout_of(manifest).seq_num(manifest.head_position)
         diffs = [artifact for artifact in manifest.artifacts if not artifact.is_base]
         position = max(head, status.position if status.position is not None else head)
+        newest_unread = unread.newest_commit if unread is not None else None
         return msgspec.structs.replace(
             status,
-            ready=status.state is State.RUNNING and status.lag_records == 0,
+            ready=status.state is State.RUNNING and caught_up,
             position=position,
             buffer_depth=position - head,
             manifest_head=manifest.head_position,
@@ -197,8 +240,15 @@ class TableProgress:
             snapshot_age_seconds=max(0.0, (now - parse_time(base.created_at)).total_seconds()),
             last_base=_shown(base),
             last_diff=_shown(diffs[-1]) if diffs else None,
-            **_source_lag(manifest, commits, status.lag_records, now),
+            **_source_lag(status, manifest, source.last if source else None, newest_unread, now),
         )
+
+    def _following(self) -> int | None:
+        """Return the first record that is not taken in; None if that is not known yet."""
+        ends = [] if self._status.position is None else [self._status.position]
+        if (manifest := self._manifest) is not None:
+            ends.append(layout_of(manifest).seq_num(manifest.head_position))
+        return max(ends) + 1 if ends else self._start
 
     def _count_artifacts(self, old: Manifest | None, new: Manifest) -> None:
         known = {(a.kind, a.epoch, a.to_position) for a in old.artifacts} if old else set()
@@ -222,30 +272,37 @@ class TableProgress:
 
 
 def _lag_seconds(records: int | None, last_time: int | None, now: datetime) -> float | None:
-    if records is None or last_time is None:
-        return None
     if records == 0:
         return 0.0
+    if records is None or last_time is None:
+        return None
     return max(0.0, (now - datetime.fromtimestamp(last_time / 1000, UTC)).total_seconds())
 
 
 def _source_lag(
-    manifest: Manifest, commits: Sequence[int], lag_records: int | None, now: datetime
+    status: TableStatus, manifest: Manifest, read: int | None, unread: int | None, now: datetime
 ) -> dict[str, Any]:
-    """Return what the status says of the database's log; nothing if records have no positions."""
+    """Return what the status says of the database's log; nothing if records have no positions.
+
+    `read` and `unread` are the newest commits among the records that were read and that were not.
+    """
     held = next((a.source_range for a in reversed(manifest.artifacts) if a.source_range), None)
+    commits = [lsn for lsn in (read, unread) if lsn is not None]
     if held is None and not commits:
         return {}
     head = LSN.rank(held.last) if held else 0
-    newest = max([head, *commits])
+    newest, lag = max([head, *commits]), status.lag_records
     seconds: float | None = 0.0
-    if lag_records or newest > head:
+    if lag is None or lag:
+        seconds = status.lag_seconds
+    elif newest > head:
         age = now - parse_time(held.time) if held and held.time else None
         seconds = None if age is None else max(0.0, age.total_seconds())
+    is_known = held is not None and lag is not None and not (lag and unread is None)
     return {
         "source_position": LSN.position(newest),
         "source_head": held.last if held else None,
-        "source_lag_bytes": newest - head if held else None,
+        "source_lag_bytes": newest - head if is_known else None,
         "source_lag_seconds": seconds,
     }
 

@@ -1,7 +1,8 @@
-"""Checks that the server of a table answers while Spark reads from it.
+"""Asks the server of a table for the stream's tail, whatever else the table is doing.
 
 A query contacts its server once per interval, and a task waits for a silent one for up to minutes:
-neither reports in time that the server does not answer.
+neither reports in time that the server does not answer. And a table that is stuck, or has stopped, asks
+for nothing, while its stream grows.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ _STOP_PAUSE = 0.5
 
 
 class ServerWatch:
-    """Checks a server in its own thread while the block runs.
+    """Checks a server in its own thread, from `start` to `close`.
 
-    `report` gets the error of every failed check, and None when the server answers again; it is not
-    called after the block. `give_up` gets the last error, once, if the server does not answer when the
-    table is to stop: it must end the work that waits for the server, which the next run repeats.
+    `on_tail` gets the tail after every check; None if it is not known.
+
+    In a `with` block of the watch, `report` gets the error of every failed check, and None when
+    the server answers again; it is not called after the block. `give_up` gets the last error, once, if
+    the server does not answer when the table is to stop: it must end the work that waits for the
+    server, which the next run repeats.
     """
 
     def __init__(
@@ -32,49 +36,63 @@ class ServerWatch:
         edges: StreamEdges,
         stopping: threading.Event,
         *,
+        on_tail: Callable[[int | None], None],
         report: Callable[[StreamfoldError | None], None],
         give_up: Callable[[StreamfoldError], None],
     ) -> None:
         self._edges = edges
         self._stopping = stopping
+        self._on_tail = on_tail
         self._report = report
         self._give_up = give_up
-        #: Why the last check failed, if it did.
+        #: Why the last check in the block failed, if it did.
         self._failure: StreamfoldError | None = None
-        self._done = threading.Event()
+        self._entered = False
+        self._closed = threading.Event()
         #: Held by a report and while giving up, so that neither happens after the block.
         self._reporting = threading.Lock()
 
-    def __enter__(self) -> ServerWatch:
+    def start(self) -> None:
+        """Check until `close`."""
         name = f"server of {self._edges.job.table}"
         threading.Thread(target=self._watch, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Make no further check."""
+        self._closed.set()
+
+    def __enter__(self) -> ServerWatch:
+        with self._reporting:
+            self._entered, self._failure = True, None
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._reporting:
-            self._done.set()
+            self._entered = False
 
     def _watch(self) -> None:
-        while not self._done.is_set():
+        while not self._closed.is_set():
             self._note(self._check())
             if not self._stopping.wait(_PAUSE):
                 continue
             with self._reporting:
-                if self._failure is not None and not self._done.is_set():
+                if self._failure is not None and self._entered:
                     self._give_up(self._failure)
                     return
-            self._done.wait(_STOP_PAUSE)
+            self._closed.wait(_STOP_PAUSE)
 
     def _check(self) -> StreamfoldError | None:
         try:
-            self._edges.tail()
+            tail = self._edges.tail()
         except StreamfoldError as error:
+            self._on_tail(None)
             # Any other error is an answer; the query reports what is wrong.
             return error if isinstance(error, ServerUnreachableError) else None
+        self._on_tail(tail)
         return None
 
     def _note(self, error: StreamfoldError | None) -> None:
         with self._reporting:
-            if not self._done.is_set() and (error is not None or self._failure is not None):
+            if self._entered and (error is not None or self._failure is not None):
                 self._failure = error
                 self._report(error)

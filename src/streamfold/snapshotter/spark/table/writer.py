@@ -133,7 +133,7 @@ class TableWriter:
         self._query: StreamingQuery | None = None
         #: Held while a query starts, so that tables of a process start one at a time.
         self._starting = starting or threading.Lock()
-        #: Name of the query, unique in the session, by which the listener finds the table.
+        #: Name of the query and of the jobs of this table, unique in the session.
         self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
         self._published = TableArchive(job, loop)
         self._events = TableEvents(job, loop)
@@ -150,6 +150,7 @@ class TableWriter:
         #: The last logged failure, and its time.
         self._logged: tuple[str, float] = ("", 0.0)
         self._thread: threading.Thread | None = None
+        self._server: ServerWatch | None = None
         #: Held while the thread is set, and by work that requires that it is not.
         self._beginning = threading.Lock()
 
@@ -157,7 +158,7 @@ class TableWriter:
         """Check that destinations and server answer before Spark starts; the status shows errors."""
         try:
             self._published.check()
-            StreamEdges(self.job).tail()
+            self._watch.note_tail(StreamEdges(self.job).tail())
         except StreamfoldError as error:
             failure: StreamfoldError | None = error
         else:
@@ -177,10 +178,12 @@ class TableWriter:
         updates = ArchiveUpdates(
             stream, pipeline, self._published, self._events, self._watch, self._woken.set
         )
+        self._server = server = self._server_watch(updates, stream)
         with self._beginning:
             self._thread = threading.Thread(
-                target=self._live, args=(updates, stream), name=self.name, daemon=True
+                target=self._live, args=(updates, stream, server), name=self.name, daemon=True
             )
+        server.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -193,15 +196,13 @@ class TableWriter:
         if self._thread is None:
             return True
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        ended = not self._thread.is_alive()
+        if ended and self._server is not None:
+            self._server.close()
+        return ended
 
     def status(self) -> TableStatus:
         return self._watch.status(self._events.errors)
-
-    def lag(self, records: int) -> None:
-        """Set how many records the query has not read yet; called by the listener."""
-        if self.status().state is State.RUNNING:
-            self._watch.lag(records)
 
     def request_snapshot(self) -> Request:
         """Request a base, written as soon as the table runs; ConflictError if it never will."""
@@ -209,13 +210,13 @@ class TableWriter:
         self._woken.set()
         return request
 
-    def _live(self, updates: ArchiveUpdates, stream: TableStream) -> None:
+    def _live(self, updates: ArchiveUpdates, stream: TableStream, server: ServerWatch) -> None:
         # A name for the jobs of this thread, to cancel them by; those of the query have their own.
         stream.spark.sparkContext.setJobGroup(self.name, self.name)
         failures = 0
         while not self._stopping.is_set():
             try:
-                self._run(updates, stream)
+                self._run(updates, stream, server)
             except Exception as raised:
                 updates.close(failed=True)
                 failures = 1 if updates.progressed else failures + 1
@@ -224,17 +225,17 @@ class TableWriter:
                     break
                 self._stopping.wait(self._pause(error, failures))
         if not self.status().state.is_final:
-            self._finish(updates, stream)
+            self._finish(updates, server)
         self._requests.close(self._refusal())
         # The writer that took the table sends its events.
         self._events.stop(deliver=self.status().state is not State.FENCED)
 
-    def _run(self, updates: ArchiveUpdates, stream: TableStream) -> None:
+    def _run(self, updates: ArchiveUpdates, stream: TableStream, server: ServerWatch) -> None:
         """Open the archive and follow the stream until stopped; raises what went wrong."""
         updates.open()
         self._events.start(self._published.primary)
         self._watch.enter(State.RUNNING)
-        with self._watching(stream):
+        with server:
             try:
                 self._follow(updates, stream)
             finally:
@@ -284,8 +285,8 @@ class TableWriter:
                     break
             return query
 
-    def _watching(self, stream: TableStream) -> ServerWatch:
-        """Report while the block runs whether the server answers; a stop does not wait for it."""
+    def _server_watch(self, updates: ArchiveUpdates, stream: TableStream) -> ServerWatch:
+        """Return the watch of the server; a stop does not wait for one that does not answer."""
 
         def give_up(error: StreamfoldError) -> None:
             self._unreachable = error
@@ -293,7 +294,13 @@ class TableWriter:
             if (query := self._query) is not None:
                 self._end(query)
 
-        return ServerWatch(stream, self._stopping, report=self._report, give_up=give_up)
+        return ServerWatch(
+            stream,
+            self._stopping,
+            on_tail=updates.note_tail,
+            report=self._report,
+            give_up=give_up,
+        )
 
     def _report(self, unreachable: StreamfoldError | None) -> None:
         if unreachable is not None:
@@ -330,13 +337,13 @@ class TableWriter:
         else:
             self._requests.give_up()
 
-    def _finish(self, updates: ArchiveUpdates, stream: TableStream) -> None:
+    def _finish(self, updates: ArchiveUpdates, server: ServerWatch) -> None:
         """Write the last diff; what cannot be written now is left to the next run."""
         try:
             if self._unreachable is not None:
                 raise self._unreachable
             self._events.start(self._published.primary)
-            with self._watching(stream):
+            with server:
                 updates.flush()
         except Exception as raised:
             error = self._unreachable or self._understood(raised)

@@ -16,7 +16,7 @@ const lag = (one) =>
     one.lag_records !== null && `${number(one.lag_records)} records`,
     one.lag_seconds !== null && `${one.lag_seconds.toFixed(1)} s`,
     one.source_lag_bytes !== null && one.source_lag_bytes !== undefined && `${bytes(one.source_lag_bytes)} of the database's log`,
-  ].filter(Boolean).join(", ") || "–";
+  ].filter(Boolean).join(", ") || "unknown";
 
 function Tables({ tables }) {
   return html`<div class="scroll"><table><thead><tr><th>Table</th><th>State</th><th class="optional">Head</th><th class="optional">Lag</th><th class="optional">Last diff</th><th class="optional">Last base</th></tr></thead>
