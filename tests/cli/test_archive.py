@@ -64,6 +64,7 @@ def test_archives_are_listed_with_their_heads(shell: Shell, folder: Path) -> Non
         "epoch": 2,
         "head_position": "31",
         "oldest_readable_position": "9",
+        "incomplete_before": None,
         "updated_at": "2026-06-03T12:04:00.000000Z",
         "artifacts": 6,
     }
@@ -96,11 +97,28 @@ def test_an_archive_is_shown_with_its_plan(shell: Shell, folder: Path) -> None:
         "base": "9",
         "diffs": [["9", "14"], ["14", "20"]],
         "source_position": None,
+        "incomplete_before": None,
     }
     assert [(a["kind"], a["rows"]) for a in found["artifacts"]] == [
         ("snapshot", 2), ("diff", 2), ("diff", 1), ("diff", 1), ("snapshot", 3), ("diff", 1),
     ]  # fmt: skip
     assert "key      id" in shell.ok("archive", "show", str(folder)).text
+
+
+def test_a_table_that_lacks_changes_is_listed_and_shown_as_incomplete(
+    shell: Shell, tmp_path: Path
+) -> None:
+    async def write() -> None:
+        writer = await open_writer(Destination.open((tmp_path / "users").as_uri()))
+        await writer.write_base(rows({1: "a"}), "9", reason="first", incomplete_before="5")
+
+    asyncio.run(write())
+    uri = str(tmp_path / "users")
+    found = shell.json("archive", "show", uri)
+    assert found["incomplete_before"] == found["plan"]["incomplete_before"] == "5"
+    assert "missing  changes before 5: " in shell.ok("archive", "show", uri).text
+    assert shell.json("archive", "ls", uri)["incomplete_before"] == "5"
+    assert "incomplete before 5" in shell.ok("archive", "ls", uri).text
 
 
 def test_a_table_is_shown_and_restored_at_a_position_of_its_database(

@@ -46,8 +46,17 @@ def test_a_copy_is_complete_at_its_end_and_as_new_as_its_last_snapshot() -> None
 
 def test_nothing_before_a_repeated_copy_counts() -> None:
     found = span(change("0/90"), copied("0/0", 0), copied("0/50"))
-    assert found == SourceSpan(0, 0x50, copying=True, restarts=True)
+    assert found == SourceSpan(0, 0x50, copying=True, restarts=True, begins=True)
     assert found.range_after(SourceRange(last="0/90")).last == "0/50"
+
+
+def test_the_start_of_a_copy_is_known_by_its_record_without_rows() -> None:
+    start, rest = span(copied("0/5", 0), copied("0/5", 1)), span(copied("0/5", 10))
+    assert start is not None
+    assert rest is not None
+    assert (start.begins, rest.begins) == (True, False)
+    assert start.then(rest).begins
+    assert rest.then(start).begins
 
 
 def test_spans_of_consecutive_runs_join_and_never_go_back() -> None:

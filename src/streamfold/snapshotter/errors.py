@@ -1,7 +1,8 @@
 """Errors before a change reaches an archive.
 
 StreamfoldError
-└── AddressUnavailableError           choose another http.port
+├── AddressUnavailableError           choose another http.port
+└── StreamTrimmedError                write all rows again, or accept an incomplete table
 InvalidError
 ├── ConfigurationError                fix every line that it lists
 └── SchemaIncompatibleError
@@ -39,6 +40,22 @@ class AddressUnavailableError(StreamfoldError):
             f"http.port {port} on {host} cannot be used ({cause}): choose another http.port or "
             "http.host, or stop the process that listens there"
         )
+
+
+class StreamTrimmedError(StreamfoldError):
+    """A new archive would begin on a stream that has lost its beginning, and rows with it."""
+
+    code = "stream_trimmed"
+
+    def __init__(self, table: str, stream: str, first: int) -> None:
+        super().__init__(
+            f"stream {stream!r} begins at record {first}: earlier ones were trimmed or aged out, so "
+            f"table {table!r} would lack rows. Have the source write all rows again (streamfold "
+            'ingest postgres --recopy), or set source.on_trimmed = "publish" to publish what is left, '
+            "marked as incomplete. If the stream holds the whole table from a later record on, name "
+            "that record in source.start"
+        )
+        self.stream, self.first = stream, first
 
 
 class ValuesIncompatibleError(SchemaIncompatibleError):

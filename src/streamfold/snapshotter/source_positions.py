@@ -21,7 +21,7 @@ from streamfold.archive.manifest.positions import LSN, format_time
 
 #: Headers with an LSN: of the commit, and of a later snapshot in which an interrupted copy ended.
 _POSITIONS = pa.array([b"lsn", b"snapshot"])
-_COPY, _COPY_END = b"copy", b"end"
+_COPY, _COPY_END, _NO_ROWS = b"copy", b"end", b"0"
 _PATTERN = "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"
 _COPY_START = "0/0"
 #: More than the characters of an LSN.
@@ -40,6 +40,8 @@ class SourceSpan(msgspec.Struct, frozen=True, array_like=True):
     restarts: bool
     #: Milliseconds since 1970: when the last one was committed.
     time: int = 0
+    #: Whether a first copy begins in the run: the table has all rows once it has ended.
+    begins: bool = False
 
     def then(self, later: SourceSpan) -> SourceSpan:
         """Return the span of these records and of those that follow."""
@@ -49,6 +51,7 @@ class SourceSpan(msgspec.Struct, frozen=True, array_like=True):
             later.copying,
             self.restarts or later.restarts,
             later.time,
+            self.begins or later.begins,
         )
 
     def range_after(self, before: SourceRange | None) -> SourceRange:
@@ -79,6 +82,8 @@ class SourcePositions:
     lsns: pa.Array
     #: Indices of rows of a first copy, its end excepted.
     copied: npt.NDArray[np.int64]
+    #: Indices of records that begin a first copy, before its first row.
+    copy_starts: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, headers: pa.Array | None) -> SourcePositions | None:
@@ -94,13 +99,23 @@ class SourcePositions:
         readable = pc.match_substring_regex(texts, _PATTERN)
         texts, found = texts.filter(readable).cast(pa.string()), found.filter(readable)
         copies = pc.and_(pc.equal(names, _COPY), pc.not_equal(values, _COPY_END))
-        return cls(_numbers(found), pc.ascii_upper(texts), _numbers(owners.filter(copies)))
+        starts = pc.and_(pc.equal(names, _COPY), pc.equal(values, _NO_ROWS))
+        return cls(
+            _numbers(found),
+            pc.ascii_upper(texts),
+            _numbers(owners.filter(copies)),
+            _numbers(owners.filter(starts)),
+        )
 
     def only(self, indices: npt.NDArray[np.int64]) -> SourcePositions:
         """Return the positions of these records, by their indices in order."""
         kept = np.isin(self.indices, indices, assume_unique=False)
-        copied = self.copied[np.isin(self.copied, indices)]
-        return SourcePositions(self.indices[kept], self.lsns.filter(pa.array(kept)), copied)
+        return SourcePositions(
+            self.indices[kept],
+            self.lsns.filter(pa.array(kept)),
+            self.copied[np.isin(self.copied, indices)],
+            self.copy_starts[np.isin(self.copy_starts, indices)],
+        )
 
     def span(self, start: int, end: int, time: int) -> SourceSpan | None:
         """Return the commits of the records `[start, end)`; `time` is that of the last."""
@@ -118,6 +133,7 @@ class SourcePositions:
             bool(np.isin(self.indices[last - 1], self.copied)),
             bool(len(starts)),
             time,
+            bool(np.any((self.copy_starts >= start) & (self.copy_starts < end))),
         )
 
 

@@ -135,6 +135,30 @@ async def test_a_rebase_brings_its_closing_diff(blobs: BlobStore) -> None:
     ]
 
 
+async def test_what_a_table_lacks_is_in_all_that_follows_until_it_is_emptied(
+    blobs: BlobStore,
+) -> None:
+    writer = await open_writer(at(blobs))
+    await writer.write_base(rows({5: "a"}), "7", reason="first", incomplete_before="4")
+    await writer.write_diff(changes(("INSERT", 6, "b")), "7", "8")
+    closing = changes(("INSERT", 7, "c"))
+    manifest = await writer.rebase(rows({}), closing, "9", reason="forced")
+    assert manifest.incomplete_before == "4"
+    again = await open_writer(at(blobs), ids="again")  # as it was stored
+    assert again.manifest is not None
+    assert again.manifest.incomplete_before == "4"
+    plan = again.plan_diff("9", "10", empties=True)
+    part = await write_part(plan, changes(("TRUNCATE", None, None)), Mirrors([at(blobs)], SEQ_NUM))
+    emptied = await again.commit_diff(plan, [part])
+    assert emptied.incomplete_before is None
+    assert [a.incomplete_before for a in emptied.artifacts] == ["4", "4", "4", "4", None]
+    # A base of all rows that its writer knows itself lacks nothing.
+    await again.write_diff(changes(("INSERT", 8, "d")), "10", "11")
+    assert (
+        await again.rebase(rows({8: "d"}), changes(), "11", reason="x")
+    ).incomplete_before is None
+
+
 async def test_a_rebase_at_the_head_needs_no_closing_diff(blobs: BlobStore) -> None:
     writer = await open_writer(at(blobs))
     await writer.write_base(rows({1: "a"}), "0", reason="first")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from playwright.sync_api import Page, expect
 
-from streamfold.archive import TableSchema
+from streamfold.archive import ArchiveWriter, TableSchema
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat, parquet
 from streamfold.archive.formats.admission import Limits
@@ -27,7 +27,7 @@ from streamfold.server.console import ConsoleSettings
 from streamfold.server.main import Server, running_server
 from streamfold.snapshotter.status import ArtifactStatus, State, StatusServer, TableStatus
 from streamfold.snapshotter.status.table_status import Failure
-from tests.archive.tables import changes, open_writer, rows
+from tests.archive.tables import SCHEMA, changes, open_writer, rows
 from tests.folder_size import stored_bytes
 from tests.ports import free_port
 from tests.server.conftest import configuration, until
@@ -47,6 +47,18 @@ async def publish(folder: Path) -> str:
     closing = changes(("INSERT", 3, "three"))
     await writer.rebase(rows({2: HOSTILE, 3: "three"}), closing, "30", reason="max_interval")
     return f"{uri}/"
+
+
+async def publish_incomplete(folder: Path) -> None:
+    """A table whose stream had lost its beginning."""
+    writer = await ArchiveWriter.open(
+        "public.orders",
+        SCHEMA,
+        [Destination.open(f"{folder.as_uri()}/orders")],
+        formats=[JsonlFormat()],
+        writer_id="writer-1",
+    )
+    await writer.write_base(rows({1: "one"}), "10", reason="first", incomplete_before="7")
 
 
 @pytest.fixture
@@ -305,6 +317,7 @@ async def test_an_address_that_is_no_snapshotters_is_refused_at_the_start() -> N
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
     folder = tmp_path_factory.mktemp("tables")
     asyncio.run(publish(folder))
+    asyncio.run(publish_incomplete(folder))
     with ConsoleServer(tmp_path_factory.mktemp("data"), ["--tables", str(folder)]) as running:
         yield running
 
@@ -353,8 +366,16 @@ def test_a_table_can_be_compared_drawn_in_time_and_checked(
     expect(page.get_by_text("All 4 files are what the manifest says")).to_be_visible()
 
 
+def test_a_table_that_lacks_changes_says_so(tables: ConsoleServer, page: Page) -> None:
+    page.goto(tables.page("tables"))
+    expect(page.get_by_role("row", name="public.users")).not_to_contain_text("incomplete")
+    expect(page.get_by_role("row", name="public.orders")).to_contain_text("incomplete")
+    page.get_by_role("link", name="public.orders").click()
+    expect(page.get_by_text("changes before position 7 are missing")).to_be_visible()
+
+
 class _Snapshotter:
-    """A table that another writer took."""
+    """A table that another writer took, and one of which little is known."""
 
     def statuses(self) -> dict[str, TableStatus]:
         failure = Failure(
@@ -364,7 +385,10 @@ class _Snapshotter:
             table="public.users", stream="users", state=State.FENCED, lag_records=12,
             lag_seconds=3.5, manifest_head="30", last_error=failure,
         )  # fmt: skip
-        return {"users": status}
+        orders = TableStatus(
+            table="public.orders", stream="orders", state=State.RETRYING, incomplete_before="7"
+        )
+        return {"users": status, "orders": orders}
 
     def request_snapshot(self, table: str) -> Future[ArtifactStatus]:
         raise ConflictError(table)
@@ -383,4 +407,7 @@ def test_the_status_of_snapshotters_is_shown_and_those_that_are_away(
             expect(row).to_contain_text("fenced")
             expect(row).to_contain_text(HOSTILE)
             expect(row).to_contain_text("12 records, 3.5 s")
+            other = page.get_by_role("row", name="public.orders")
+            expect(other).to_contain_text("incomplete before 7")
+            expect(other).to_contain_text("unknown")
             expect(page.get_by_text("it cannot be reached")).to_be_visible()

@@ -103,6 +103,8 @@ class Artifact(Entry, frozen=True, kw_only=True):
     rebase_reason: str | None = None
     #: None where the records had no positions of a source.
     source_range: SourceRange | None = None
+    #: Changes before this position are missing, so rows may be; None for a table known to be whole.
+    incomplete_before: str | None = None
 
     @property
     def is_base(self) -> bool:
@@ -167,6 +169,8 @@ class Manifest(Entry, frozen=True, kw_only=True):
     source: Source | None = None
     position_order: str | None = None
     oldest_readable_position: str | None = None
+    #: That of the last artifact.
+    incomplete_before: str | None = None
     key_fields: list[str] | None = None
     schema_id: str | None = None
     schemas: dict[str, Any] = {}
@@ -292,6 +296,8 @@ def _check(manifest: Manifest, order: PositionOrder) -> None:
         raise _broken(manifest, "its first artifact must be a base")
     for artifact in artifacts:
         _check_artifact(manifest, artifact)
+        if artifact.incomplete_before is not None:
+            order.rank(artifact.incomplete_before)
     for before, after in pairwise(artifacts):
         _check_link(manifest, before, after, order.rank)
     order.rank(artifacts[0].to_position)

@@ -230,6 +230,7 @@ def apply_updates(
         updated_at=format_time(stamp.now),
         position_order=order.name,
         oldest_readable_position=changed.artifacts[0].to_position if changed.artifacts else None,
+        incomplete_before=changed.artifacts[-1].incomplete_before if changed.artifacts else None,
         schemas=_live_schemas(changed),
     )
     check_manifest(changed, order)

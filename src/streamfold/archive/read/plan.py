@@ -44,13 +44,22 @@ class TablePlan:
         found = self.last.source_range
         return found.last if found else None
 
+    @property
+    def incomplete_before(self) -> str | None:
+        """The position before which changes, and so perhaps rows, are missing; None if none are."""
+        return self.last.incomplete_before
+
     def __str__(self) -> str:
         title = f"table {self.manifest.table} at {self.position} of {self.manifest.head_position}"
-        return "\n".join([title, *map(describe, self.artifacts)])
+        return "\n".join([title + self._missing, *map(describe, self.artifacts)])
 
     def _repr_html_(self) -> str:
         title = f"{self.manifest.table} at {self.position} of {self.manifest.head_position}"
-        return artifact_table(title, self.artifacts)
+        return artifact_table(title + self._missing, self.artifacts)
+
+    @property
+    def _missing(self) -> str:
+        return missing_changes(self.incomplete_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,13 @@ class ChangesPlan:
     def _repr_html_(self) -> str:
         title = f"Changes of {self.manifest.table} after {self.since}, to {self.position}"
         return artifact_table(title, self.diffs)
+
+
+def missing_changes(incomplete_before: str | None) -> str:
+    """Return what a title adds about missing changes; nothing for a whole table."""
+    return (
+        f", incomplete: changes before {incomplete_before} are missing" if incomplete_before else ""
+    )
 
 
 def plan_table(

@@ -32,6 +32,7 @@ from streamfold.archive.read.plan import (
     ChangesPlan,
     TablePlan,
     artifact_table,
+    missing_changes,
     plan_changes,
     plan_table,
 )
@@ -118,7 +119,9 @@ class Archive:
     @property
     def _title(self) -> str:
         manifest = self.manifest
-        return f"{manifest.table} at {manifest.head_position}, epoch {manifest.epoch}, {self.uri}"
+        missing = missing_changes(manifest.incomplete_before)
+        head = f"{manifest.table} at {manifest.head_position}, epoch {manifest.epoch}"
+        return f"{head}{missing}, {self.uri}"
 
     @property
     def uri(self) -> str:
@@ -138,6 +141,14 @@ class Archive:
     def head(self) -> str:
         """The last position that can be rebuilt."""
         return self.manifest.head_position
+
+    @property
+    def incomplete_before(self) -> str | None:
+        """The position before which changes, and so perhaps rows, are missing; None if none are.
+
+        The archive began when its stream had lost these records. `plan` tells it for earlier tables.
+        """
+        return self.manifest.incomplete_before
 
     @property
     def schema(self) -> TableSchema | None:

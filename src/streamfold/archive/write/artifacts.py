@@ -51,6 +51,7 @@ class PartPlan:
     formats: tuple[Format, ...]
     order: PositionOrder
     source_range: SourceRange | None = None
+    incomplete_before: str | None = None
     layout: Layout = STREAMFOLD
 
     @property
@@ -240,6 +241,7 @@ def build_artifact(
         schema_id=plan.schema.id,
         rebase_reason=reason,
         source_range=plan.source_range,
+        incomplete_before=plan.incomplete_before,
     )
 
 

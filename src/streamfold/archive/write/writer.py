@@ -171,11 +171,13 @@ class ArchiveWriter:
         reuse: Iterable[int] = (),
         source: Source | None = None,
         source_range: SourceRange | None = None,
+        incomplete_before: str | None = None,
     ) -> Manifest:
         """Commit all rows of the table as they are at `to_position`, and open an epoch.
 
         After the head it needs the reason `GAP`: changes in between are in no diff, and followers
         have to load the base. `rebase` commits those changes too, so that they need not.
+        `incomplete_before` says that changes before that position, and so perhaps rows, are missing.
         """
         await self._owned.settle()
         if self._is_after_head(to_position) and reason != GAP:
@@ -183,7 +185,7 @@ class ArchiveWriter:
                 f"a base at {to_position!r} leaves out the changes after {self.head!r}: call "
                 f"rebase with them, or give the reason {GAP!r} if they are lost"
             )
-        plan = self.plan_base(to_position, source_range)
+        plan = self.plan_base(to_position, source_range, incomplete_before)
         return await self.commit_base(
             plan, await self._write_rows(plan, rows), reason=reason, reuse=reuse, source=source
         )
@@ -217,10 +219,13 @@ class ArchiveWriter:
                 reuse=reuse,
                 source=source,
                 source_range=source_range and source_range.of_base(),
+                incomplete_before=self.manifest.incomplete_before if self.manifest else None,
             )
         closing_plan = self.plan_diff(str(self.head), to_position, source_range)
         closing = await write_part(closing_plan, changes, self._owned.mirrors, spool=self._spool)
-        plan = self.plan_base(to_position, source_range and source_range.of_base())
+        plan = self.plan_base(
+            to_position, source_range and source_range.of_base(), closing_plan.incomplete_before
+        )
         return await self.commit_base(
             plan,
             await self._write_rows(plan, rows),
@@ -248,8 +253,16 @@ class ArchiveWriter:
         part = await write_part(plan, changes, self._owned.mirrors, spool=self._spool)
         return await self.commit_diff(plan, [part], record_count=record_count, source=source)
 
-    def plan_base(self, to_position: str, source_range: SourceRange | None = None) -> PartPlan:
-        """Return what the parts of a base at `to_position` have in common."""
+    def plan_base(
+        self,
+        to_position: str,
+        source_range: SourceRange | None = None,
+        incomplete_before: str | None = None,
+    ) -> PartPlan:
+        """Return what the parts of a base at `to_position` have in common.
+
+        `incomplete_before` is that of the artifacts that it is folded from.
+        """
         rank = self._order.rank(to_position)
         if self.head is not None and rank < self._order.rank(self.head):
             raise PositionInvalidError(
@@ -257,19 +270,31 @@ class ArchiveWriter:
                 "of a table only grow; publish it under another name"
             )
         epoch = self.manifest.epoch + 1 if self.manifest else 1
-        return self._plan(epoch, None, to_position, self._formats, source_range)
+        return self._plan(epoch, None, to_position, self._formats, source_range, incomplete_before)
 
     def plan_diff(
-        self, from_position: str, to_position: str, source_range: SourceRange | None = None
+        self,
+        from_position: str,
+        to_position: str,
+        source_range: SourceRange | None = None,
+        *,
+        empties: bool = False,
     ) -> PartPlan:
-        """Return what the parts of a diff have in common; it must continue exactly at the head."""
+        """Return what the parts of a diff have in common; it must continue exactly at the head.
+
+        A diff that `empties` the table ends what was missing before it.
+        """
         if self._covers(from_position, to_position) or from_position != self.head:
             raise ChainGapError(
                 f"a diff of ({from_position}, {to_position}] does not continue at the head "
                 f"{self.head!r}: begin there, or write a base"
             )
-        epoch = self._committed().epoch
-        return self._plan(epoch, from_position, to_position, self._diff_formats, source_range)
+        manifest = self._committed()
+        incomplete_before = None if empties else manifest.incomplete_before
+        return self._plan(
+            manifest.epoch, from_position, to_position, self._diff_formats, source_range,
+            incomplete_before,
+        )  # fmt: skip
 
     async def commit_base(
         self,
@@ -365,6 +390,7 @@ class ArchiveWriter:
         end: str,
         formats: tuple[Format, ...],
         source_range: SourceRange | None,
+        incomplete_before: str | None,
     ) -> PartPlan:
         return PartPlan(
             epoch,
@@ -375,6 +401,7 @@ class ArchiveWriter:
             formats=formats,
             order=self._order,
             source_range=source_range,
+            incomplete_before=incomplete_before,
             layout=self._layout,
         )
 

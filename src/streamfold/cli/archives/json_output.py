@@ -44,6 +44,7 @@ def manifest_shape(uri: str, manifest: Manifest) -> Shape:
         "epoch": manifest.epoch,
         "head_position": manifest.head_position,
         "oldest_readable_position": manifest.artifacts[0].to_position,
+        "incomplete_before": manifest.incomplete_before,
         "updated_at": manifest.updated_at,
         "artifacts": len(manifest.artifacts),
     }
@@ -53,6 +54,7 @@ def manifest_line(uri: str, manifest: Manifest) -> str:
     return (
         f"{manifest.table:30}  epoch {manifest.epoch:>4}  head {manifest.head_position:>16}  "
         f"{manifest.updated_at}  {uri}"
+        + (f"  incomplete before {before}" if (before := manifest.incomplete_before) else "")
     )
 
 
@@ -74,6 +76,7 @@ def archive_shape(archive: Archive, plan: TablePlan) -> Shape:
             "base": plan.base.to_position,
             "diffs": [[diff.from_position, diff.to_position] for diff in plan.diffs],
             "source_position": plan.source_position,
+            "incomplete_before": plan.incomplete_before,
         },
     }
 
@@ -87,6 +90,11 @@ def archive_text(archive: Archive, plan: TablePlan) -> str:
         f"table    {manifest.table}",
         f"head     {manifest.head_position}  of epoch {manifest.epoch}, {manifest.updated_at}",
         f"oldest   {manifest.artifacts[0].to_position}",
+        *(
+            [f"missing  changes before {before}: rows that only they hold are not in the table"]
+            if (before := manifest.incomplete_before)
+            else []
+        ),
         *([f"layout   {manifest.layout}"] if manifest.layout else []),
         f"key      {', '.join(archive.key_fields)}",
         f"columns  {', '.join(columns) or 'not recorded'}",

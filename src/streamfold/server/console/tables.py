@@ -229,6 +229,7 @@ def _summary(uri: str, found: Manifest | StreamfoldError) -> dict[str, Any]:
         "epoch": found.epoch,
         "head_position": found.head_position,
         "oldest_readable_position": found.artifacts[0].to_position,
+        "incomplete_before": found.incomplete_before,
         "updated_at": found.updated_at,
         "artifacts": len(found.artifacts),
         "size_bytes": sum(map(size_of, found.artifacts)),
@@ -255,6 +256,7 @@ def _chain(uri: str, manifest: Manifest) -> dict[str, Any]:
                 "size_bytes": size_of(one),
                 "formats": sorted(one.formats),
                 "reason": one.rebase_reason,
+                "incomplete_before": one.incomplete_before,
             }
             for one in manifest.artifacts[-_ARTIFACTS_MAX:]
         ]

@@ -17,6 +17,8 @@ from streamfold.errors import InvalidError
 from streamfold.model.names import parse_bucket_name, parse_stream_name
 from streamfold.snapshotter.config.model import (
     DEFAULT_BASIN,
+    PUBLISH,
+    REFUSE,
     DeadLetterSettings,
     DestinationSettings,
     EventSettings,
@@ -42,6 +44,7 @@ def read_source(section: Section) -> SourceSettings:
         namespace=namespace,
         client_id=section.text("client_id"),
         start=section.parsed("start", "earliest", _start),
+        on_trimmed=section.choice("on_trimmed", (REFUSE, PUBLISH), REFUSE),
         token_env=section.text("token_env") or "S2_ACCESS_TOKEN",
         token_file=_path(section.text("token_file")),
     )

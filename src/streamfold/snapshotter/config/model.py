@@ -35,6 +35,8 @@ DEFAULT_THRESHOLDS = Thresholds(
     max_churn_records=100_000,
     max_churn_fraction=0.5,
 )
+#: What `source.on_trimmed` may say.
+REFUSE, PUBLISH = "refuse", "publish"
 #: Names in files for which the model has shorter ones.
 _WRITTEN = {"interval": "diff.interval", "thresholds": "snapshot", "namespace": "schema"}
 #: Shared secrets: never shown.
@@ -55,6 +57,8 @@ class SourceSettings:
     client_id: str | None = None
     #: Where a new archive starts: earliest, latest, or a sequence number.
     start: str = "earliest"
+    #: What a new archive does if the stream has lost its beginning: refuse or publish.
+    on_trimmed: str = REFUSE
     #: The variable, or the file, that holds the access token.
     token_env: str = "S2_ACCESS_TOKEN"  # noqa: S105 - the name of a variable
     token_file: Path | None = None

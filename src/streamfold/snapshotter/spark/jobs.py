@@ -30,6 +30,7 @@ from streamfold.snapshotter.config import (
     SourceSettings,
     TableSettings,
 )
+from streamfold.snapshotter.config.model import PUBLISH
 from streamfold.snapshotter.decoding.decoder import ChangeDecoder
 from streamfold.snapshotter.decoding.envelope import EnvelopeDecoder
 from streamfold.snapshotter.spark.destinations import (
@@ -66,6 +67,8 @@ class TableJob:
     schema: TableSchema | None = None
     #: Where a table without an archive starts: earliest, latest, or a seq_num.
     start: str = "earliest"
+    #: Whether such a table is published although its stream has lost its beginning.
+    publish_trimmed: bool = False
     interval: timedelta = timedelta(seconds=30)
     thresholds: Thresholds = field(default_factory=Thresholds)
     #: The least buckets of the first base; None to choose by size.
@@ -136,6 +139,7 @@ def _job(
         former_names=(table.source.table,),
         schema=table.schema,
         start=table.source.start,
+        publish_trimmed=table.source.on_trimmed == PUBLISH,
         interval=table.interval,
         thresholds=table.thresholds,
         buckets=table.buckets,

@@ -80,6 +80,9 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None = None
     #: The manifest's positions, None before the first base.
     manifest_head: str | None = None
+    #: Changes before this position are missing from the table, because its stream had lost them when
+    #: the archive began; None for a table known to be whole.
+    incomplete_before: str | None = None
     epoch: int | None = None
     #: Records of the stream that are not taken in, also of a table that is stuck or stopped, and the
     #: age of the first of them; None while that is unknown.

@@ -147,12 +147,21 @@ class TableArchive:
             raise RuntimeError(f"table {self._job.table!r} is not open")
         return self._writer
 
-    def begin_empty(self, schema: TableSchema, last: int, reason: str) -> None:
+    def begin_empty(
+        self, schema: TableSchema, last: int, reason: str, incomplete_before: str | None = None
+    ) -> None:
         """Start the archive after record `last` with a base without rows, in one bucket."""
         self.begin(schema)
         position = self._job.layout.position(last)
-        source = self._source(position)
-        self._loop.call(self.writer.write_base({0: []}, position, reason=reason, source=source))
+        self._loop.call(
+            self.writer.write_base(
+                {0: []},
+                position,
+                reason=reason,
+                source=self._source(position),
+                incomplete_before=incomplete_before,
+            )
+        )
 
     def commit_diff(self, diff: Written) -> Manifest:
         source = self._source(diff.plan.to_position)

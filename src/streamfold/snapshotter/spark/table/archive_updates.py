@@ -78,7 +78,7 @@ class ArchiveUpdates:
                 self._check_length(self._stream.tail())
                 self._check_last_record()
             else:
-                self._watch.begin(self._stream.start())
+                self._watch.begin(self._stream.start().seq_num)
             self._resume()
             self._begin_empty()
             self._adopt()
@@ -312,16 +312,21 @@ class ArchiveUpdates:
         if self._published.manifest is not None:
             return
         start = self._stream.start()
-        if self._stream.tail() <= start:
+        if self._stream.tail() <= start.seq_num:
             began = time.monotonic()
             keys = TableSchema.of_keys(self._stream.job.decoder.key_fields)
-            self._published.begin_empty(self._published.schema or keys, start - 1, FIRST)
+            self._published.begin_empty(
+                self._published.schema or keys,
+                start.seq_num - 1,
+                FIRST,
+                self._pipeline.incomplete_before(start),
+            )
             self._log.committed(None, self._published.manifest, time.monotonic() - began)
 
     def _next(self) -> int:
         """The first record that is not taken in yet."""
         known = [at for at in (self._pipeline.intake.seen, self._published.head) if at is not None]
-        return max(known) + 1 if known else self._stream.start()
+        return max(known) + 1 if known else self._stream.start().seq_num
 
     def _epoch(self) -> int:
         return self._published.manifest.epoch if self._published.manifest else 0

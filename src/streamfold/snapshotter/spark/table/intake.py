@@ -46,28 +46,44 @@ RETRY_SECONDS = 1.0
 _LOOK_BACK = 10
 
 
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """Where a table without an archive starts in its stream."""
+
+    seq_num: int
+    #: The tail of the stream at that time.
+    tail: int
+    #: Whether earlier records are gone or left out: rows may be missing, unless later records hold all.
+    lacks_records: bool
+    #: Whether the configuration asks for such a table.
+    is_accepted: bool
+
+
 @dataclass
 class StreamEdges:
     """Where the stream of a job starts and ends, as its server says; needs no Spark."""
 
     job: TableJob
-    _start: int | None = None
+    _start: StreamStart | None = None
 
     def tail(self) -> int:
         """Return the position after the last record."""
         with self._streams() as streams:
             return int(streams.tail(self.job.stream).seq_num)
 
-    def start(self) -> int:
-        """Where a table without an archive starts; fetched once, so that it stays the same."""
+    def start(self) -> StreamStart:
+        """Return where a table without an archive starts; fetched once, so that it stays the same."""
         if self._start is None:
+            job = self.job
             with self._streams() as streams:
-                if self.job.start == LATEST:
-                    self._start = int(streams.tail(self.job.stream).seq_num)
-                elif self.job.start == EARLIEST:
-                    self._start = streams.first(self.job.stream)
-                else:
-                    self._start = int(self.job.start)
+                tail = int(streams.tail(job.stream).seq_num)
+                if job.start == LATEST:
+                    self._start = StreamStart(tail, tail, tail > 0, True)
+                elif job.start == EARLIEST:
+                    first = streams.first(job.stream)
+                    self._start = StreamStart(first, tail, first > 0, job.publish_trimmed)
+                else:  # from there on the stream has the whole table, as the configuration says
+                    self._start = StreamStart(int(job.start), tail, False, True)
         return self._start
 
     def timestamp(self, seq_num: int) -> int | None:
@@ -173,6 +189,8 @@ class Batch:
     seen: int
     #: Whether a transaction was cut before its end.
     cut: bool = False
+    #: Whether they hold the whole table whatever was before: it is emptied, or its first copy begins.
+    begins_table: bool = False
     #: The commits of the source that the records are from, and those of all that were read.
     source: SourceSpan | None = None
     source_seen: SourceSpan | None = None
@@ -181,6 +199,8 @@ class Batch:
     def of(cls, taken: Sequence[DecodeReport], read: Sequence[DecodeReport]) -> Batch:
         """Sum up reports, possibly none, of all that were read."""
         seen = read[-1]
+        source = joined([report.source for report in taken])
+        truncated_at = max((report.truncated_at for report in taken), default=-1)
         return cls(
             first=min((report.first for report in taken), default=seen.last + 1),
             last=max((report.last for report in taken), default=seen.last),
@@ -189,10 +209,11 @@ class Batch:
             ignored=sum(report.ignored for report in taken),
             dead=sum(report.dead for report in taken),
             size_bytes=sum(report.size_bytes for report in taken),
-            truncated_at=max((report.truncated_at for report in taken), default=-1),
+            truncated_at=truncated_at,
             timestamp=seen.timestamp,
             seen=seen.last,
-            source=joined([report.source for report in taken]),
+            begins_table=truncated_at >= 0 or (source is not None and source.begins),
+            source=source,
             source_seen=joined([report.source for report in read]),
         )
 

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from streamfold.archive.buckets import bucket_count
 from streamfold.archive.manifest.model import Manifest, SourceRange
 from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
+from streamfold.snapshotter.errors import StreamTrimmedError
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.archive import TableArchive, Written, WrittenBase
 from streamfold.snapshotter.spark.table.arrivals import Arrivals, PartsOrder, fold_buckets
@@ -27,6 +28,7 @@ from streamfold.snapshotter.spark.table.intake import (
     ArchiveState,
     Batch,
     CompleteRecords,
+    StreamStart,
     TableIntake,
     TableStream,
 )
@@ -77,7 +79,8 @@ class TablePipeline:
         self._published = published
         self._now = now
         #: What was read of the stream, and what waits for the end of its transaction.
-        self.intake = TableIntake(stream or TableStream(spark, job))
+        self._stream = stream or TableStream(spark, job)
+        self.intake = TableIntake(self._stream)
         self._uncommitted: Uncommitted | None = None
 
     def process(self, records: Arrivals, *, force: str | None = None) -> Batch | None:
@@ -134,7 +137,12 @@ class TablePipeline:
             published.complete(closing)
             stack = stack.with_diff(Layer.pending(closing.plan, closing.parts))
         last = closing.plan.source_range if closing else published.source_range
-        plan = published.writer.plan_base(to_position, last.of_base() if last else None)
+        artifact = closing.plan if closing else published.writer.manifest
+        plan = published.writer.plan_base(
+            to_position,
+            last.of_base() if last else None,
+            artifact.incomplete_before if artifact else None,
+        )
         count = self._new_count(manifest, stack)
         everything = set(range(stack.buckets))
         keeps = count == stack.buckets and stack.is_bucketed and published.reusable(plan)
@@ -178,12 +186,31 @@ class TablePipeline:
         batch, schema = arrived.batch, arrived.schema
         if not batch.records:  # all records are held
             return batch
+        if self._published.manifest is None and self._is_passed_over(batch):
+            return None
         self._published.begin(schema)
         if self._published.manifest is None:
             self._write_first(arrived)
         elif batch.changes or self._ends_copy(batch) or self._is_far_behind(batch):
             self._write_diff(arrived, force)
         return batch
+
+    def incomplete_before(self, start: StreamStart) -> str | None:
+        """Return before which position changes are missing from a table that begins there.
+
+        None if none are; raises StreamTrimmedError unless the configuration accepts that some are.
+        """
+        if not start.lacks_records:
+            return None
+        if not start.is_accepted:
+            raise StreamTrimmedError(self._job.table, self._job.stream, start.seq_num)
+        return self._job.layout.position(start.seq_num)
+
+    def _is_passed_over(self, batch: Batch) -> bool:
+        """Return whether a stream without its beginning may still hold the whole table, later on."""
+        start = self._stream.start()
+        is_refused = start.lacks_records and not start.is_accepted
+        return is_refused and not batch.begins_table and batch.last + 1 < start.tail
 
     def _source_range(self, batch: Batch) -> SourceRange | None:
         """Return the commits of the source in the diff of a batch."""
@@ -209,7 +236,11 @@ class TablePipeline:
         # At most those that the changes are sorted into: more would hold other keys than their own.
         count = min(self._count_for(batch.size_bytes, 1), self._first_buckets())
         source = batch.source.range_after(None).of_base() if batch.source else None
-        plan = self._published.writer.plan_base(self._job.layout.position(batch.last), source)
+        plan = self._published.writer.plan_base(
+            self._job.layout.position(batch.last),
+            source,
+            None if batch.begins_table else self.incomplete_before(self._stream.start()),
+        )
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
         order = PartsOrder(step, count, range(count), arrived.edge, batch.changes)
         parts = arrived.results.write(order)
@@ -221,7 +252,10 @@ class TablePipeline:
         stack = self._stack()
         to_position = self._job.layout.position(batch.last)
         plan = self._published.writer.plan_diff(
-            manifest.head_position, to_position, self._source_range(batch)
+            manifest.head_position,
+            to_position,
+            self._source_range(batch),
+            empties=batch.truncated_at >= 0,
         )
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 or not batch.changes else range(0)

@@ -235,6 +235,7 @@ class TableProgress:
             position=position,
             buffer_depth=position - head,
             manifest_head=manifest.head_position,
+            incomplete_before=manifest.incomplete_before,
             epoch=manifest.epoch,
             churn_records=sum(diff.change_count or 0 for diff in chain),
             snapshot_age_seconds=max(0.0, (now - parse_time(base.created_at)).total_seconds()),

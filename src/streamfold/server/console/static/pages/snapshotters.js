@@ -23,6 +23,7 @@ function Tables({ tables }) {
     <tbody>${Object.entries(tables).map(([name, one]) => html`<tr key=${name}>
       <td class="name">${one.table ?? name}<div class="hint name">${one.stream}</div></td>
       <td><span class=${`badge ${GOOD.includes(one.state) ? "" : "bad"}`}>${one.state}</span>${!one.ready && html` <span class="hint">not ready</span>`}
+        ${one.incomplete_before && html` <span class="badge bad">incomplete before ${one.incomplete_before}</span>`}
         ${one.last_error && html`<div class="hint name">${one.last_error.message}</div>`}
         <div class="narrow hint">head ${one.manifest_head ?? "–"}<br />lag ${lag(one)}</div></td>
       <td class="optional mono">${one.manifest_head ?? "–"}</td><td class="optional">${lag(one)}</td>

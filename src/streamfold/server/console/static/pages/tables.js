@@ -29,7 +29,8 @@ function Published() {
       ? html`<${Empty} title="No tables were found."><p>A snapshotter publishes them: <code>streamfold snapshotter run</code>.</p><//>`
       : html`<div class="scroll"><table><thead><tr><th>Table</th><th>Head</th><th class="number optional">Artifacts</th><th class="number optional">Size</th><th>Updated</th></tr></thead>
       <tbody>${value?.tables.map((one) => html`<tr key=${one.uri}>
-        <td><a class="name" href=${link(["tables", one.uri])}>${one.table ?? one.uri}</a><div class="hint name">${one.uri}</div></td>
+        <td><a class="name" href=${link(["tables", one.uri])}>${one.table ?? one.uri}</a><div class="hint name">${one.uri}</div>
+          ${one.incomplete_before && html`<span class="badge bad">incomplete</span>`}</td>
         ${one.error
           ? html`<td colspan="4"><${Notice}>${one.error}<//></td>`
           : html`<td class="mono">${one.head_position}</td><td class="number optional">${number(one.artifacts)}</td><td class="number optional">${bytes(one.size_bytes)}</td>
@@ -157,6 +158,7 @@ export function TablePage({ uri }) {
         <span>Oldest position <b>${value.oldest_readable_position}</b></span><span>Size <b>${bytes(value.size_bytes)}</b></span>
         ${value.key_fields && html`<span>Key <b>${value.key_fields.join(", ")}</b></span>`}${value.source && html`<span>Source <b class="name">${value.source}</b></span>`}
         <span class="name">${value.uri}</span></div>
+      ${value.incomplete_before && html`<${Notice}>This table is incomplete: changes before position ${value.incomplete_before} are missing, because its stream had lost them when the archive began.<//>`}
       <section class="card"><header><h2>Bases and diffs</h2><span class="end muted">${plural(epochs(chain).length, "epoch")}, ${plural(chain.length, "artifact")}</span>
           <${Choice} label="Scale" options=${[["position", "Positions"], ["time", "Time"]]} value=${scale} onChange=${setScale} /></header>
         <div class="body fields"><${Chain} chain=${scale === "time" ? inTime(chain) : chain} chosen=${chosen} onChoose=${choose} />
