@@ -19,12 +19,14 @@ from streamfold.archive.errors import (
 )
 from streamfold.archive.formats import Compression, JsonlFormat, ParquetFormat
 from streamfold.archive.manifest.encoding import read_manifest
+from streamfold.archive.manifest.model import MANIFEST_KEY
 from streamfold.archive.manifest.positions import LSN, SEQ_NUM
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import WrittenDiff, write_part
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import InvalidError
+from streamfold.testing.blob_faults import Fault, FaultyBlobStore, Operation
 from streamfold.testing.blob_kit import keys_of
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import SCHEMA, Clock, at, changes, net_changes, open_writer, rows
@@ -250,6 +252,35 @@ async def test_the_schema_of_the_archive_and_of_the_source_are_merged(blobs: Blo
     assert [artifact.schema_id for artifact in manifest.artifacts] == [SCHEMA.id, wider.id]
     assert set(manifest.schemas) == {SCHEMA.id, wider.id}
     assert [column["Name"] for column in manifest.columns or []] == ["id", "name", "mail"]
+
+
+async def test_a_column_that_the_last_writer_adds_while_it_is_replaced_is_kept(
+    blobs: BlobStore,
+) -> None:
+    first = await open_writer(at(blobs))
+    await first.write_base(rows({1: "a"}), "0", reason="first")
+    wider = TableSchema.of(pa.schema([*SCHEMA.arrow, ("mail", pa.string())]), ["id"])
+
+    class BeforeClaim:
+        """Delays the first swap of the manifest."""
+
+        def __init__(self) -> None:
+            self.delays = [1.0]
+
+        def next_fault(self, operation: Operation, key: str) -> Fault:
+            claims = operation is Operation.PUT_IF_MATCH and key == MANIFEST_KEY
+            return Fault(delay=self.delays.pop()) if claims and self.delays else Fault()
+
+    async def add_column(_: float) -> None:
+        first.evolve(wider)
+        await first.write_diff(changes(("INSERT", 2, "b")), "0", "1")
+
+    slow = FaultyBlobStore(blobs, BeforeClaim(), sleep=add_column)
+    second = await open_writer(at(slow), ids="two")
+    assert second.head == "1"
+    assert second.schema.id == wider.id
+    manifest = await second.write_diff(changes(("INSERT", 3, "c")), "1", "2")
+    assert manifest.schema_id == wider.id
 
 
 async def test_a_schema_that_does_not_fit_changes_nothing(blobs: BlobStore) -> None:

@@ -124,11 +124,12 @@ class ArchiveWriter:
             former_names=former_names, layout=layout.name if layout.is_published else None,
         )  # fmt: skip
         await owned.check_destinations(destinations)
-        merged = _merged_schema(await _load(owned, layout, destinations), schema)
+        _merged_schema(await _load(owned, layout, destinations), schema)  # refuses before the claim
         await owned.claim()
         return cls(
             owned,
-            merged,
+            # The writer before may have added columns until the claim.
+            _merged_schema(owned.manifest, schema),
             formats=formats,
             diff_formats=diffs,
             order=order,
