@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from streamfold.archive import Thresholds
-from streamfold.errors import InvalidError
+from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.snapshotter.decoding import DebeziumDecoder
+from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
@@ -303,6 +304,39 @@ def test_a_stream_that_ends_before_the_archive_does_is_reported_as_data_loss(
         open_updates(spark, loop, replaced, progress)
     # The new stream is not trimmed to the head of the old one.
     assert progress.status({}).manifest_head is None
+
+
+@pytest.mark.parametrize(("outage", "files"), [(timedelta(hours=1), 1), (timedelta(hours=13), 2)])
+def test_files_of_a_long_outage_are_written_again_because_collection_may_delete_them(
+    spark: SparkSession, server: Server, fresh: Callable[[], str], loop: DriverLoop, tmp_path: Path,
+    outage: timedelta, files: int,
+) -> None:  # fmt: skip
+    stream, first, second = fresh(), tmp_path / "first", tmp_path / "second"
+    specs = tuple(DestinationSpec(folder.as_uri()) for folder in (first, second))
+    job = table_job(server, stream, first, destination_specs=specs)
+    times = [datetime.now(UTC)]
+    published, source = TableArchive(job, loop), TableStream(spark, job)
+    pipeline = TablePipeline(spark, job, published, lambda: times[-1], source)
+    updates = ArchiveUpdates(
+        source, pipeline, published, TableEvents(job, loop), progress_of(job), lambda: None
+    )
+    updates.open()
+    feed(server, stream, Feed(3).changes(20))
+    copies = second / "epoch=1"
+    copies.rename(tmp_path / "aside")
+    copies.write_text("in the way")
+    with pytest.raises(StreamfoldError):
+        updates.advance()
+    updates.close(failed=True)
+    assert len(list(first.glob("epoch=1/diff-*"))) == 1  # written, and not committed
+    times.append(times[-1] + outage)
+    copies.unlink()
+    (tmp_path / "aside").rename(copies)
+    updates.open()
+    assert updates.advance()
+    assert manifest_of(first).head_position == manifest_of(second).head_position == "19"
+    assert len(list(first.glob("epoch=1/diff-*"))) == files
+    assert state_of(first) == state_of(second)
 
 
 def progress_of(job: TableJob) -> TableProgress:

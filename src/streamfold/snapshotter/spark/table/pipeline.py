@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 
 from streamfold.archive.buckets import bucket_count
+from streamfold.archive.maintenance.garbage_collection import Retention
 from streamfold.archive.manifest.model import Manifest, SourceRange
 from streamfold.archive.write.thresholds import Action, Decision, Pending, chain_state, decide
 from streamfold.snapshotter.errors import StreamTrimmedError
@@ -55,6 +56,8 @@ class Uncommitted:
     written: Written | WrittenBase
     #: The records taken in with it; None for a base of what is already committed.
     batch: Batch | None
+    #: When the first of the files were written.
+    written_at: datetime
     #: Reason of a base that is wanted instead of this diff.
     force: str | None = None
 
@@ -101,7 +104,10 @@ class TablePipeline:
         left = self._uncommitted
         if left is None:
             return None
-        if not self._published.continues_with(left.written):
+        # Collection may have decided to delete files that are older than the grace: write them again.
+        grace = (self._job.retention or Retention()).grace
+        is_old = self._now() - left.written_at > grace / 2
+        if is_old or not self._published.continues_with(left.written):
             self._uncommitted = None  # it is committed, or has to be written again
             return None
         self._commit(left)
@@ -125,9 +131,11 @@ class TablePipeline:
 
         Buckets without a change keep their files, unless something else needs new ones.
         """
-        self._rebase(reason, None, None)
+        self._rebase(reason, None, None, self._now())
 
-    def _rebase(self, reason: str, closing: Written | None, batch: Batch | None) -> None:
+    def _rebase(
+        self, reason: str, closing: Written | None, batch: Batch | None, written_at: datetime
+    ) -> None:
         """Fold the archive and its closing diff into a new base, and commit both."""
         self._use_pool()
         published, stack = self._published, self._stack()
@@ -150,7 +158,8 @@ class TablePipeline:
         step = FoldStep(stack, plan, self._job.destination_specs, tuple(sorted(touched)), count)
         parts = fold_buckets(self._spark, step)
         reuse = sorted(everything - touched)
-        self._commit(Uncommitted(WrittenBase(plan, parts, reason, reuse, closing), batch))
+        written = WrittenBase(plan, parts, reason, reuse, closing)
+        self._commit(Uncommitted(written, batch, written_at))
 
     def _commit(self, left: Uncommitted) -> None:
         """Commit what is written, and keep it for another attempt until that succeeds."""
@@ -168,7 +177,7 @@ class TablePipeline:
         decision = self._decide(manifest, _pending(manifest, diff))
         reason = left.force or (decision.trigger if decision.action is Action.BASE else None)
         if reason:
-            self._rebase(reason, diff, left.batch)
+            self._rebase(reason, diff, left.batch, left.written_at)
         else:
             self._published.commit_diff(diff)
 
@@ -243,8 +252,9 @@ class TablePipeline:
         )
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, None)
         order = PartsOrder(step, count, range(count), arrived.edge, batch.changes)
+        written_at = self._now()
         parts = arrived.results.write(order)
-        self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch))
+        self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch, written_at))
 
     def _write_diff(self, arrived: CompleteRecords, force: str | None) -> None:
         batch, manifest = arrived.batch, self._published.writer.manifest
@@ -260,8 +270,9 @@ class TablePipeline:
         step = NetStep(plan, self._job.destination_specs, batch.truncated_at, stack)
         needed = range(1) if batch.truncated_at >= 0 or not batch.changes else range(0)
         order = PartsOrder(step, stack.buckets, needed, arrived.edge, batch.changes)
+        written_at = self._now()
         parts = arrived.results.write(order)
-        self._commit(Uncommitted(Written(plan, parts, batch.records), batch, force))
+        self._commit(Uncommitted(Written(plan, parts, batch.records), batch, written_at, force))
 
     def _decide(self, manifest: Manifest, pending: Pending) -> Decision:
         return decide(self._job.thresholds, chain_state(manifest, self._now()), pending)
