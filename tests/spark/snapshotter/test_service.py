@@ -209,8 +209,9 @@ def test_a_server_that_is_down_is_waited_for_and_lost_records_stop_their_table_a
         own_server.start()
         live.wait_for_head(job.table, 19)
         own_server.kill()  # and once more, in the middle
-        away = live.wait_for_state(job.table, State.RETRYING)
-        assert (away.lag_records, away.lag_seconds, away.ready) == (None, None, False)
+        live.wait_for_state(job.table, State.RETRYING)
+        away = wait_for(lambda: live.status(job.table), lambda found: found.lag_records is None)
+        assert (away.lag_seconds, away.ready) == (None, False)
         own_server.start()
         live.wait_for_state(job.table, State.RUNNING)
     feed(own_server, stream, bodies[20:40])

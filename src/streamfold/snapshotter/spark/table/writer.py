@@ -368,6 +368,8 @@ class TableWriter:
 
     def _note(self, error: StreamfoldError, state: State) -> None:
         """Record a transient failure; the same one is logged again only after some seconds."""
+        if isinstance(error, ServerUnreachableError):
+            self._watch.note_tail(None)
         self._watch.fail(error, state)
         message, at = self._logged
         now = time.monotonic()
