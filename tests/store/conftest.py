@@ -21,8 +21,8 @@ STREAM = "orders"
 EPOCH = 1_767_225_600_000
 
 
-#: Most tests look at what a trim leaves, not at how long it takes to get there.
-NO_GRACE = StoreSettings(trim_grace=0)
+#: Most tests look at what a trim or a failed commit leaves, not at how long it takes to get there.
+NO_GRACE = StoreSettings(trim_grace=0, leftover_grace=0)
 
 
 class Clock:

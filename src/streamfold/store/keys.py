@@ -6,6 +6,7 @@
     0x00  "space"                               SpaceRow: bytes of records that can be read
     0x00  "writer"                              a row of earlier builds, which is not used
     0x00  "held"                                HeldTotalsRow: bytes held, when the store was closed
+    0x00  "leftovers" NUL kind                  LeftoversRow: files of that kind that no row names
     0x00  "chunk-files"                         a CounterRow of earlier builds, which is not used
     0x01  basin                                 BasinRow
     0x02  basin NUL stream                      StreamRow
@@ -39,6 +40,7 @@ FORMAT = b"\x00format"
 STREAM_IDS = b"\x00stream-ids"
 SPACE = b"\x00space"
 HELD_TOTALS = b"\x00held"
+_LEFTOVERS = b"\x00leftovers\x00"
 _BASIN = b"\x01"
 _STREAM = b"\x02"
 _STATE = b"\x03"
@@ -59,6 +61,10 @@ _CHUNK_KEY = struct.Struct(">cQQ")
 _HOUR_MAX = 2**32 - 1
 #: Bytes before the seq_num in a chunk's key.
 _CHUNK_PREFIX = 9
+
+
+def leftovers(kind: str) -> bytes:
+    return _LEFTOVERS + kind.encode()
 
 
 def basin(name: str) -> bytes:

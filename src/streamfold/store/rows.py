@@ -128,6 +128,12 @@ class ProducerRow(msgspec.Struct, frozen=True):
     at: int
 
 
+class LeftoversRow(msgspec.Struct, frozen=True):
+    """Files that no row names, each with the time (ms since the Unix epoch) when that was found."""
+
+    since: dict[str, int]
+
+
 class ForkRow(msgspec.Struct, frozen=True):
     """A fork that needs records of the stream in the row's key."""
 

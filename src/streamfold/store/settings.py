@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from streamfold.errors import InvalidError
 from streamfold.model.records import BATCH_BYTES_MAX
 
-_MAY_BE_ZERO = ("commit_interval", "recent_bytes", "disk_reserve", "trim_grace")
+_MAY_BE_ZERO = ("commit_interval", "recent_bytes", "disk_reserve", "trim_grace", "leftover_grace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class StoreSettings:
     #: Seconds after a trim command for which storage keeps what it trims and readers still get it: so
     #: followers get every acknowledged record, even if they reconnect meanwhile.
     trim_grace: float = 10.0
+    #: Seconds for which the store keeps a file that no row names, from when it finds that. A failed
+    #: commit leaves such files, but so do damage and old backups: time to notice, and to restore.
+    leftover_grace: float = 7 * 86_400.0
     #: Seconds after which the store begins to free the space of trimmed, expired and deleted records;
     #: sooner if they are a large part of what it holds (see `reclaim.py`).
     reclaim_after: float = 600.0

@@ -30,6 +30,7 @@ from streamfold.store.catalog.staged_parts import StagedParts
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener, commit_rows
 from streamfold.store.engine.location import FileLimits
+from streamfold.store.leftovers import Leftovers
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import CommitReport
@@ -233,11 +234,30 @@ class Supervisor:
         catalog = Catalog(mount, NamedLocks(), self._now)
         tokens = AccessTokens(mount, self._now)
         usage = UsageKeeper(mount, self.usage, self._now)
+        leftover_snapshots, leftover_chunks = (
+            Leftovers(kind, engine, mount.committer.write, self._settings.leftover_grace, self._now)
+            for kind in ("snapshot", "chunk")
+        )
         snapshots = StreamSnapshots(
-            mount, catalog, self._snapshots, self._settings.trim_on_snapshot, self.space
+            mount,
+            catalog,
+            self._snapshots,
+            self._settings.trim_on_snapshot,
+            self.space,
+            leftover_snapshots,
         )
         interval = self._settings.upkeep_interval
-        upkeep = Upkeep(mount, catalog, tokens, usage, snapshots, self.parts, self._now, interval)
+        upkeep = Upkeep(
+            mount,
+            catalog,
+            tokens,
+            usage,
+            snapshots,
+            self.parts,
+            leftover_chunks,
+            self._now,
+            interval,
+        )
         mount.on_trimmed = upkeep.on_trimmed
         mount.on_stream_written = upkeep.on_stream_written
         mount.committer.on_commit = self._on_commit
@@ -250,6 +270,7 @@ class Supervisor:
             held=lambda: usage.held.by_basin,
             room=lambda: self.space.room,
             in_files=lambda: files.size,
+            left_over=lambda: files.leftover_size,
             commits_max=self._file_limits.commits_max,
         )
         mount.on_appended = partial(self._on_appended, usage)

@@ -40,7 +40,7 @@ from streamfold.testing.blob_faults import (
     ScriptedFaults,
 )
 from streamfold.testing.engine_faults import CommitFault
-from tests.store.conftest import BASIN, NO_GRACE, Bench
+from tests.store.conftest import BASIN, NO_GRACE, Bench, Clock
 from tests.store.durable_streams import append, create, fork_of, read
 
 #: Bytes that arrive at once.
@@ -308,6 +308,28 @@ async def test_a_sweep_of_many_streams_lists_the_blobs_once(
         assert await content_of(store, 1, stream=name) == b"state"
 
 
+async def test_a_blob_without_a_row_is_kept_for_the_grace_also_when_others_are_collected(
+    bench: Bench, clock: Clock
+) -> None:
+    """Damage may have cost it its row. What a snapshot leaves that is removed goes at once."""
+    settings = replace(NO_GRACE, leftover_grace=86_400)
+    async with bench.store(settings) as store:
+        await prepared(store)
+        old = await publish(store, 2)
+        unnamed = f"{old.blob[:-1]}x"
+        await bench.location.snapshots.put(unnamed, b"its row is lost")
+    async with bench.store(settings) as store:
+        await (await store._supervisor.mounted()).snapshots.sweep()
+        new = await store.durable.publish(BASIN, "s", publication(4, trim=True))
+        assert await blobs_of(bench) == sorted([unnamed, new.blob])
+        clock.pass_seconds(86_400 - 1)
+        await store.upkeep()
+        assert await blobs_of(bench) == sorted([unnamed, new.blob])
+        clock.pass_seconds(1)
+        await store.upkeep()
+        assert await blobs_of(bench) == [new.blob]
+
+
 async def test_a_process_that_was_replaced_collects_no_blob_of_its_successor(bench: Bench) -> None:
     async with bench.store() as first:
         await prepared(first)
@@ -442,9 +464,10 @@ async def test_collection_never_takes_a_snapshot_that_is_published_meanwhile(ben
         await prepared(store, 40)
         for seq_num in range(1, SNAPSHOTS_KEPT + 1):
             await publish(store, seq_num)
+        mounted = await store._supervisor.mounted()
         paused.reached.clear()
         paused.go_on.clear()
-        collecting = asyncio.create_task(publish(store, 20))  # one too many: it collects
+        collecting = asyncio.create_task(mounted.snapshots.sweep())
         await paused.reached.wait()
         late = asyncio.create_task(publish(store, 30))
         found = partial(store.durable.snapshots, BASIN, "s")

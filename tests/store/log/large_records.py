@@ -11,7 +11,7 @@ from tests.store.conftest import BASIN, STREAM, Bench
 #: Bytes from which records of one commit are a file in these tests.
 FILE_FROM = 1000
 #: Readers find nothing in memory: they read what is stored.
-SETTINGS = StoreSettings(trim_grace=0, chunk_file_bytes=FILE_FROM, recent_bytes=0)
+SETTINGS = StoreSettings(trim_grace=0, leftover_grace=0, chunk_file_bytes=FILE_FROM, recent_bytes=0)
 LARGE = bytes(range(256)) * 4
 LIMITS = FileLimits(FILE_FROM, reads_max=1, deletes_max=1)
 

@@ -6,8 +6,9 @@ import asyncio
 import errno
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from streamfold.store import keys
 from streamfold.store.engine.engine import Batch, Engine, Op, commit_rows
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.leftovers import Leftovers
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import ChunkFiles, FileName
 from streamfold.store.store import open_store
@@ -34,8 +36,11 @@ from streamfold.testing.blob_faults import (
     ScriptedFaults,
 )
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
-from tests.store.conftest import BASIN, STREAM, Bench
+from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock
 from tests.store.log.large_records import LARGE, LIMITS, SETTINGS, bodies, names, prepare
+
+#: Seconds.
+DAY = 86_400
 
 
 async def test_large_appends_are_files_and_small_ones_are_rows(bench: Bench) -> None:
@@ -199,8 +204,12 @@ async def test_a_file_of_a_former_writer_that_arrives_late_is_deleted_by_the_nex
 async def swept(blobs: BlobStore, engine: Engine) -> ChunkFiles:
     """The files after a sweep of what epochs before the third left."""
     files = ChunkFiles(blobs, 3, LIMITS)
-    await files.sweep(engine)
+    await files.sweep(engine, leftovers(engine, grace=0))
     return files
+
+
+def leftovers(engine: Engine, grace: float, now: Callable[[], int] = lambda: EPOCH) -> Leftovers:
+    return Leftovers("chunk", engine, partial(commit_rows, engine), grace, now)
 
 
 async def test_a_sweep_counts_the_files_that_it_leaves(bench: Bench) -> None:
@@ -215,6 +224,70 @@ async def test_a_sweep_counts_the_files_that_it_leaves(bench: Bench) -> None:
     assert (await swept(blobs, engine)).size == len(file.data)
     assert [meta.key async for meta in blobs.list()] == [file.name]
     await engine.close()
+
+
+async def test_a_file_without_a_row_is_kept_for_the_grace_from_when_that_was_found(
+    bench: Bench, clock: Clock
+) -> None:
+    """However old the file is: until now its row may have been there, and can be restored."""
+    blobs, name = open_blob_store("memory:"), str(FileName(1, 0, 5, 7))
+    await blobs.put(name, LARGE)
+    engine = await bench._open_engine()
+    for day in range(7):  # each time by a server that has just been started
+        files, noted = ChunkFiles(blobs, 3 + day, LIMITS), leftovers(engine, 7 * DAY, clock)
+        await files.sweep(engine, noted)
+        assert await blobs.get(name) == LARGE
+        assert (files.size, files.leftover_size) == (len(LARGE), len(LARGE))
+        assert noted.due_at == EPOCH + 7 * DAY * 1000
+        clock.pass_seconds(DAY)
+    await files.sweep(engine, noted)  # by the same server
+    assert [meta.key async for meta in blobs.list()] == []
+    assert (files.size, files.leftover_size) == (0, 0)
+    await engine.close()
+
+
+async def test_a_file_whose_row_is_restored_within_the_grace_is_kept_for_good(
+    bench: Bench, clock: Clock
+) -> None:
+    blobs = open_blob_store("memory:")
+    row = chunks.StoredChunk(7, bytes((1, *bytes(39))), LARGE)
+    file, (value,) = ChunkFiles(blobs, 1, LIMITS).lay_out(5, [row])
+    await blobs.put(file.name, file.data)
+    engine = await bench._open_engine()
+    files, noted = ChunkFiles(blobs, 3, LIMITS), leftovers(engine, DAY, clock)
+    await files.sweep(engine, noted)
+    await commit_rows(engine, [(keys.chunk(5, 7), value)])
+    clock.pass_seconds(2 * DAY)
+    await files.sweep(engine, noted)
+    assert await blobs.get(file.name) == file.data
+    assert files.leftover_size == 0
+    await commit_rows(engine, [(keys.chunk(5, 7), None)])
+    await files.sweep(engine, noted)  # the grace begins again
+    assert await blobs.get(file.name) == file.data
+    await engine.close()
+
+
+async def test_a_running_store_deletes_leftover_files_when_their_grace_is_over(
+    bench: Bench, clock: Clock
+) -> None:
+    settings = replace(SETTINGS, leftover_grace=DAY)
+    async with bench.store(settings) as store:
+        await prepare(store)
+        bench.engine.fail_next(CommitFault.BEFORE, with_records=True)
+        with pytest.raises(StreamfoldError):
+            await store.append(BASIN, STREAM, [Record(LARGE)])
+        await store.append(BASIN, STREAM, [Record(LARGE + b"2")])
+        mounted = await store._supervisor.mounted()
+        async with asyncio.timeout(60):
+            while not mounted.mount.files.leftover_size:  # noqa: ASYNC110  # nothing announces it
+                await asyncio.sleep(0.01)
+        clock.pass_seconds(DAY - 1)
+        await store.upkeep()
+        assert len(await names(bench)) == 2
+        clock.pass_seconds(1)
+        await store.upkeep()
+        assert len(await names(bench)) == 1
+        assert await bodies(store) == [LARGE + b"2"]
 
 
 async def test_a_sweep_leaves_a_file_whose_row_cannot_be_read(bench: Bench) -> None:

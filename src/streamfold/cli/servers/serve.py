@@ -150,6 +150,16 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     help="Seconds after a trim command in which readers still get what it trims.",
 )
 @click.option(
+    "--leftover-grace",
+    type=FiniteFloat(min=0),
+    default=_DEFAULTS.leftover_grace,
+    show_default=True,
+    envvar="STREAMFOLD_LEFTOVER_GRACE",
+    show_envvar=True,
+    help="Seconds to keep a file that no row names, from when that is found: failed commits leave such "
+    "files, but so do damage and old backups.",
+)
+@click.option(
     "--reclaim-after",
     type=FiniteFloat(min=1),
     default=_DEFAULTS.reclaim_after,
@@ -242,6 +252,7 @@ def serve(
     no_cors: bool,
     append_inflight_bytes: int,
     commit_interval: float | None,
+    leftover_grace: float,
     reclaim_after: float,
     reclaim_rate: int,
     commit_timeout: float,
@@ -271,6 +282,7 @@ def serve(
         store=StoreSettings(
             inflight_bytes=append_inflight_bytes,
             commit_interval=_commit_interval(commit_interval),
+            leftover_grace=leftover_grace,
             reclaim_after=reclaim_after,
             reclaim_rate=reclaim_rate,
             commit_timeout=commit_timeout,

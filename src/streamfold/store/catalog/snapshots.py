@@ -35,6 +35,7 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_full
 from streamfold.store.engine.engine import Op
+from streamfold.store.leftovers import Leftovers
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import LogLease, StreamLog
 from streamfold.store.mount import Mount
@@ -98,6 +99,8 @@ class SnapshotBlobs:
 
     store: BlobStore
     _used: Counter[str] = field(default_factory=Counter)
+    #: Blobs whose rows are deleted, but that were being read.
+    _retired: set[str] = field(default_factory=set)
 
     @contextmanager
     def using(self, blob: str) -> Iterator[None]:
@@ -130,14 +133,12 @@ class SnapshotBlobs:
         return [blob for blob in blobs if blob not in self._used]
 
     async def delete(self, blobs: Iterable[str]) -> None:
-        """Delete those of `blobs` that are still not being read."""
-        for blob in blobs:
+        """Delete `blobs`, and those of earlier calls; what is being read stays until a later call."""
+        self._retired.update(blobs)
+        for blob in list(self._retired):
             if blob not in self._used:
                 await self.store.delete(blob)
-
-    async def of(self, stream_id: int) -> list[str]:
-        """The blobs of one stream."""
-        return [meta.key async for meta in self.store.list(_folder(stream_id))]
+                self._retired.discard(blob)
 
     async def by_stream(self) -> AsyncGenerator[tuple[int, list[str]]]:
         """Yield each stream that has blobs, with all of them; files of others are left alone.
@@ -168,6 +169,7 @@ class StreamSnapshots:
     trim_by_default: bool
     #: Where the blobs are written.
     space: DiskSpace
+    leftovers: Leftovers
 
     async def all(self, log: StreamLog) -> list[Snapshot]:
         """Every snapshot from which the stream can be followed, oldest first."""
@@ -266,35 +268,36 @@ class StreamSnapshots:
         kept = usable[-SNAPSHOTS_KEPT:]
         gone = [s for s in known if s not in kept]
         if gone:
-            ops: list[Op] = [(keys.snapshot(log.id, s.seq_num), None) for s in gone]
-            await self.mount.committer.write(ops)
-            await self._collect(log.id, await self.blobs.of(log.id))
+            await self._remove(log.id, gone)
 
     async def forget(self, stream_id: int) -> None:
         """Remove everything of a stream that is deleted."""
         known = await self._rows(stream_id, 0)
         if known:
-            ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in known]
-            await self.mount.committer.write(ops)
-            await self._collect(stream_id, await self.blobs.of(stream_id))
+            await self._remove(stream_id, known)
+
+    async def _remove(self, stream_id: int, gone: Sequence[Snapshot]) -> None:
+        """Delete the rows of `gone`, then their blobs."""
+        ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in gone]
+        await self.mount.committer.write(ops)
+        await self.blobs.delete([s.blob for s in gone])
 
     async def sweep(self) -> None:
-        """Delete blobs that a crash left behind."""
-        async with aclosing(self.blobs.by_stream()) as found:
-            async for stream_id, blobs in found:
-                await self._collect(stream_id, blobs)
-
-    async def _collect(self, stream_id: int, blobs: Sequence[str]) -> None:
-        """Delete those of the stream's blobs that have no row; WriterFencedError after a takeover.
+        """Find blobs that no row names, and delete those that are overdue; WriterFencedError after a
+        takeover.
 
         Blobs are listed before rows: by then the writer of an idle blob has committed or failed. A
         process that has taken over writes rows that this one does not see.
         """
-        idle = self.blobs.idle(blobs)
-        kept = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
-        if unused := [blob for blob in idle if blob not in kept]:
+        unnamed: list[str] = []
+        async with aclosing(self.blobs.by_stream()) as found:
+            async for stream_id, blobs in found:
+                idle = self.blobs.idle(blobs)
+                named = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
+                unnamed += [blob for blob in idle if blob not in named]
+        if unnamed:
             await self.mount.engine.check()
-            await self.blobs.delete(unused)
+        await self.blobs.delete(await self.leftovers.overdue(unnamed))
 
     async def _write_row(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         async with self.catalog.locks.hold(*log.ref):

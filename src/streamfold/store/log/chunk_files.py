@@ -5,9 +5,9 @@ where they are. SlateDB would write the bytes three times and more, to its log, 
 merge of tables, and reading them back takes a copy per layer.
 
 A file is durable before the commit that names it begins, and it never changes. So a row always finds
-its file; a file without a row is left by a commit that failed, and `sweep` deletes it. Upkeep deletes a
-file before it deletes the row of its last chunk: that row is trimmed already, and if a crash comes in
-between, upkeep finds it again and repeats both.
+its file; a commit that failed leaves a file without a row, and `sweep` deletes it after a grace of days
+(`leftovers.py` says why). Upkeep deletes a file before it deletes the row of its last chunk: that row
+is trimmed already, and if a crash comes in between, upkeep finds it again and repeats both.
 
     {epoch} / {number, without its last 3 digits} / {the rest} - {stream id} - {last seq_num}
 
@@ -39,6 +39,7 @@ from streamfold.store import keys
 from streamfold.store.engine.disk_space import is_disk_full
 from streamfold.store.engine.engine import Engine, Row
 from streamfold.store.engine.location import FileLimits
+from streamfold.store.leftovers import Leftovers
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk, FilePart, StoredChunk
 
@@ -97,6 +98,9 @@ class ChunkFiles:
         self._deletes_max = limits.deletes_max
         #: Bytes of all files, as far as they are known: those from before this mount after `sweep`.
         self.size = 0
+        #: Bytes of files that no row names.
+        self.leftover_size = 0
+        self._counted = False
 
     def lay_out(self, stream_id: int, stored: Sequence[StoredChunk]) -> tuple[NewFile, list[bytes]]:
         """A file for these chunks of one stream, and the row of each. Runs in any thread."""
@@ -152,12 +156,13 @@ class ChunkFiles:
             freed = sum([part.offset + part.size for part in some])
             self.size = max(0, self.size - freed)
 
-    async def sweep(self, engine: Engine) -> None:
-        """Delete the files that former mounts wrote for commits that failed.
+    async def sweep(self, engine: Engine, leftovers: Leftovers) -> None:
+        """Find the files of former mounts that no row names, and delete those that are overdue.
 
         Checks all epochs, each time: what a former writer sent may arrive after the next one's sweep.
         """
         newest: _Found = deque(maxlen=_FAILED_MAX)
+        unnamed: list[BlobMeta] = []
         listed = 0
         async for meta in self._blobs.list():
             listed += 1
@@ -166,30 +171,41 @@ class ChunkFiles:
             name = FileName.parse(meta.key)
             if name is None or name.epoch >= self._epoch:
                 continue
-            self.size += meta.size
+            if not self._counted:
+                self.size += meta.size
             if newest and newest[-1][0].epoch != name.epoch:
-                await self._sweep_epoch(engine, newest)
+                unnamed += await _without_row(engine, newest)
                 newest.clear()
             newest.append((name, meta))
-        await self._sweep_epoch(engine, newest)
-
-    async def _sweep_epoch(self, engine: Engine, files: _Found) -> None:
-        """Delete the files that have no row: the newest ones, because commits take effect in order.
-
-        So this reads one row if all of them have one.
-        """
-        for name, meta in reversed(files):
-            value = await engine.get(keys.chunk(name.stream_id, name.last_seq_num))
-            if value is not None and _may_name(value, meta.key):
-                return
-            await self._delete(meta.key)
-            self.size = max(0, self.size - meta.size)
+        self._counted = True
+        unnamed += await _without_row(engine, newest)
+        overdue = await leftovers.overdue(meta.key for meta in unnamed)
+        self.leftover_size = sum(meta.size for meta in unnamed)
+        for meta in unnamed:
+            if meta.key in overdue:
+                await self._delete(meta.key)
+                self.size = max(0, self.size - meta.size)
+                self.leftover_size -= meta.size
 
     async def _delete(self, name: str) -> None:
         try:
             await self._blobs.delete(name)
         except StreamfoldError as error:
             raise _translated(error) from error
+
+
+async def _without_row(engine: Engine, files: _Found) -> list[BlobMeta]:
+    """The files that have no row: the newest ones, because commits take effect in order.
+
+    So this reads one row if all of them have one.
+    """
+    unnamed: list[BlobMeta] = []
+    for name, meta in reversed(files):
+        value = await engine.get(keys.chunk(name.stream_id, name.last_seq_num))
+        if value is not None and _may_name(value, meta.key):
+            break
+        unnamed.append(meta)
+    return unnamed
 
 
 def _may_name(value: bytes, file: str) -> bool:

@@ -32,6 +32,7 @@ from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.catalog.snapshots import StreamSnapshots
 from streamfold.store.catalog.staged_parts import StagedParts
 from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.leftovers import Leftovers
 from streamfold.store.log.retention import age_limit
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
@@ -63,6 +64,7 @@ class Upkeep:
     usage: UsageKeeper
     snapshots: StreamSnapshots
     parts: StagedParts
+    leftover_chunks: Leftovers
     now: Callable[[], int]
     #: Seconds from one whole pass to the next.
     interval: float
@@ -109,7 +111,7 @@ class Upkeep:
                 await self.snapshots.sweep()
                 await self.parts.sweep(self.mount.engine.check)
             with _continuing():
-                await self.mount.files.sweep(self.mount.engine)
+                await self.mount.files.sweep(self.mount.engine, self.leftover_chunks)
             with _continuing():
                 await self._pass()  # without usage, which is written once per interval
             with _continuing():
@@ -188,8 +190,16 @@ class Upkeep:
             await self._sweep_streams()
             await self._clean_up()
             await self.tokens.remove_expired()
+            await self._delete_leftovers()
             await self.mount.engine.collect()
             await self.usage.measure()
+
+    async def _delete_leftovers(self) -> None:
+        """Look for files without a row again once some of those that were found may be deleted."""
+        if self.snapshots.leftovers.due_at <= self.now():
+            await self.snapshots.sweep()
+        if self.leftover_chunks.due_at <= self.now():
+            await self.mount.files.sweep(self.mount.engine, self.leftover_chunks)
 
     async def _requested_before(self, deadline: float) -> bool:
         try:

@@ -142,6 +142,8 @@ class Reclaimer:
     room: Callable[[], float] = lambda: float("inf")
     #: Bytes of chunk files, which hold no rows and need no merges.
     in_files: Callable[[], int] = lambda: 0
+    #: Bytes of such files that no row names.
+    left_over: Callable[[], int] = lambda: 0
     #: Commits after which their rows are written as a table.
     commits_max: int = sys.maxsize
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
@@ -187,7 +189,7 @@ class Reclaimer:
         stored = self._tables.total
         live = stored if self.live.total is None else max(0, self.live.total)
         disk, files = self._disk.total if self._disk else stored, self.in_files()
-        return StorageUse(live + files, self._dead, disk + files)
+        return StorageUse(live + files - self.left_over(), self._dead, disk + files)
 
     async def run(self) -> NoReturn:
         """Work until cancelled, or until storage fails for good."""
