@@ -51,7 +51,8 @@ Every error crosses processes whole: `to_wire` and `from_wire` as JSON, and pick
     └── StorageError                      stored bytes cannot be used: an operator must look
         ├── DataCorruptError
         ├── DeviceFailedError
-        └── FormatUnsupportedError
+        ├── FormatUnsupportedError
+        └── StoreInUseError
 """
 
 from __future__ import annotations
@@ -92,8 +93,7 @@ class StreamfoldError(Exception):
     def from_wire(wire: str) -> StreamfoldError:
         """Decode what `to_wire` encoded; raises ValueError if it did not.
 
-        A class that this process has not loaded, such as one of an extension, is replaced by the
-        nearest one above it that is loaded; code, message and fields stay.
+        A class not loaded here becomes its nearest loaded ancestor; code, message and fields stay.
         """
         try:
             found = json.loads(wire)
@@ -478,9 +478,7 @@ class StorageError(StreamfoldError):
     """Storage failed, or what it holds cannot be used."""
 
     code = "storage"
-    public_message = (
-        "storage failed, or its data cannot be used: the operator finds details in the server's log"
-    )
+    public_message = "storage failed, or its data cannot be used: the server's log has details"
 
 
 class DataCorruptError(StorageError):
@@ -496,3 +494,7 @@ class DeviceFailedError(StorageError):
 
 class FormatUnsupportedError(StorageError):
     code = "format_unsupported"
+
+
+class StoreInUseError(StorageError):
+    code = "store_in_use"

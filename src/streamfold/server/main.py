@@ -113,7 +113,11 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
 
             tls = write_self_signed(Path(stack.enter_context(TemporaryDirectory())))
         store = await stack.enter_async_context(
-            open_store(configuration.location, configuration.store)
+            open_store(
+                configuration.location,
+                configuration.store,
+                accept_loss=configuration.accept_loss,
+            )
         )
         await _ensure(store, spec)
         access_log = AccessLog(sys.stderr.buffer) if configuration.access_log else None

@@ -112,6 +112,12 @@ def chunk(stream_id: int, last_seq_num: int) -> bytes:
     return _CHUNK_KEY.pack(_CHUNK, stream_id, last_seq_num)
 
 
+def chunk_parts(key: bytes) -> tuple[int, int]:
+    """The stream id and the last seq_num in the key of a chunk."""
+    _, stream_id, last_seq_num = _CHUNK_KEY.unpack(key)
+    return stream_id, last_seq_num
+
+
 def is_chunk(key: bytes) -> bool:
     return key.startswith(_CHUNK)
 

@@ -47,6 +47,7 @@ from streamfold.store.log.admission import Admission, AppendRequest
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
+from streamfold.store.loss_report import LossReport
 from streamfold.store.read.reader import OpenStream, Reader
 from streamfold.store.read.requests import ReadBatch, ReadRequest
 from streamfold.store.settings import StoreSettings
@@ -371,19 +372,34 @@ async def open_store(
     now: Callable[[], int] = wall_clock,
     opener: EngineOpener | None = None,
     disk_usage: UsageReader = read_usage,
+    accept_loss: int | None = None,
 ) -> AsyncIterator[StreamStore]:
     """Open the store at `url` (memory:, file:///folder, s3://bucket/prefix) as its only writer.
 
-    This fences any process that has it open. Leaving the context waits until everything accepted is
-    acknowledged. `now`, `opener` and `disk_usage` are for tests: time, an engine that fails on purpose,
-    and a disk that fills.
+    Opening fences any process that has it open: its appends fail. Leaving the context waits until everything accepted is acknowledged. `accept_loss` is the number of a damaged log file
+    on local disk, from its error: that file and all after it are dropped. `now`, `opener` and
+    `disk_usage` are for tests: time, an engine that fails on purpose, and a disk that fills.
     """
     settings = settings or StoreSettings()
     location = url if isinstance(url, Location) else await asyncio.to_thread(open_location, url)
 
     async def open_slate() -> SlateEngine:
-        disk = LocalDisk(location.folder) if location.folder and settings.fsync else None
-        return await SlateEngine.open(location, disk, now)
+        if location.folder is None or not settings.fsync:
+            return await SlateEngine.open(location, None, now)
+        loss = LossReport()
+        disk = LocalDisk(
+            location.folder,
+            in_flight=settings.commits_in_flight + 1,  # one of the reclaimer
+            accept_loss=accept_loss,
+            on_dropped=loss.add,
+        )
+        engine = await SlateEngine.open(location, disk, now)
+        try:
+            await loss.log(engine)
+        except BaseException:
+            await engine.close(flush=False)
+            raise
+        return engine
 
     root = location.folder.parent if location.folder is not None else None
     space = (
@@ -391,18 +407,18 @@ async def open_store(
         if location.in_memory
         else DiskSpace(root, settings.disk_reserve, disk_usage)
     )
-    chunks = await asyncio.to_thread(location.open_chunks, fsync=settings.fsync)
     limits, asked = location.file_limits, settings.chunk_file_bytes
-    supervisor = Supervisor(
-        opener or open_slate,
-        settings,
-        now,
-        location.snapshots,
-        chunks,
-        limits if asked is None else limits._replace(write_from=asked),
-        space,
-    )
     try:
+        chunks = await asyncio.to_thread(location.open_chunks, fsync=settings.fsync)
+        supervisor = Supervisor(
+            opener or open_slate,
+            settings,
+            now,
+            location.snapshots,
+            chunks,
+            limits if asked is None else limits._replace(write_from=asked),
+            space,
+        )
         async with supervisor.running():
             yield StreamStore(supervisor, now, location)
     finally:

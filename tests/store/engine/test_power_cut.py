@@ -23,7 +23,7 @@ from streamfold.model.records import Record
 from streamfold.store.engine.engine import EngineOpener, commit_rows
 from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import CHUNKS, open_location
-from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.engine.slatedb import SlateEngine, open_admin
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from tests.store.crash.ledger import Event, Ledger, StreamLedger
@@ -416,7 +416,8 @@ async def test_nothing_is_removed_after_a_mere_crash(machine: Callable[[int], Ma
     location = open_location(crashed.as_uri())
     assert location.folder is not None
     disk = LocalDisk(location.folder, boot="boot-1")
-    await disk.repair(binding.SlateDbWalReader(location.path, location.store))
+    wal = binding.SlateDbWalReader(location.path, location.store)
+    await disk.repair(open_admin(location), wal)
     assert {path: content for path, content in files().items() if path in before} == before
 
     async def open_engine() -> SlateEngine:

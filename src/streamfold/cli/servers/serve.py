@@ -80,6 +80,13 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option("--path", default="", help="Prefix within the folder or bucket.")
 @click.option(
+    "--accept-loss",
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    help="Drop the damaged log file of this number and all after it, as the error of a refused start "
+    "says; their records are lost. The files are moved to the folder set-aside.",
+)
+@click.option(
     "--host",
     help="Address to listen at.  [default: 127.0.0.1, this machine alone; 0.0.0.0 with --auth]",
 )
@@ -241,6 +248,7 @@ def serve(
     local_root: Path | None,
     bucket: str | None,
     path: str,
+    accept_loss: int | None,
     host: str | None,
     port: int | None,
     tls_cert: Path | None,
@@ -291,6 +299,7 @@ def serve(
             trim_on_snapshot=trim_on_snapshot,
             fsync=not no_fsync,
         ),
+        accept_loss=accept_loss,
         host=host,
         port=port if port is not None else TLS_PORT if tls or tls_self else PORT,
         tls=tls,

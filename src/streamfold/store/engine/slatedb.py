@@ -20,6 +20,7 @@ from streamfold.store.engine.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.engine.location import Location
 from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
 from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
+from streamfold.store.engine.wal_files import is_damage
 
 #: Bytes of memory that SlateDB may use for rows not yet in a sorted table, and the size of a table.
 _TABLE_BYTES = 32 << 20
@@ -112,12 +113,14 @@ class SlateEngine:
         wal = binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
         try:
             if disk is not None:
-                await disk.repair(wal)
+                await disk.repair(open_admin(location), wal)
             elif location.folder is not None:
                 forget_restore_point(location.folder)
             await location.check_access()
             db, admin = await _until_clock_accepted(lambda: _build(location, wal, now))
         except (binding.Error, OSError) as error:
+            if disk is not None and is_damage(error):
+                await disk.name_damage(open_admin(location), wal)
             raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
         tables = SlateTables(db, admin, sizes, local=local)
@@ -137,7 +140,7 @@ class SlateEngine:
         try:
             self._epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch
             if self._disk is not None:
-                await self._disk.take_over(self._admin)
+                await self._disk.take_over(self._admin, self._epoch)
             await _until_clock_accepted(lambda: self._reads.get(b"any key"))
         except (binding.Error, OSError) as error:
             raise translated(error) from error
@@ -287,8 +290,12 @@ class SlateEngine:
             async with self._order:
                 await self._db.write(slatedb_binding.write_batch([(_NO_ROW, None)]))
                 self._committed = True
-            await self._tables.flush()
-        except binding.Error as error:
+            try:
+                await self._tables.flush()
+            finally:
+                if self._disk is not None:  # few log files may be without a sync: see local_disk.py
+                    await self._disk.sync_wal()
+        except (binding.Error, OSError) as error:
             raise translated(error) from error
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
@@ -327,10 +334,14 @@ class SlateEngine:
         layer = binding.FlushType.MEM_TABLE if flush else None
         try:
             await self._db.shutdown_with_options(binding.CloseOptions(flush_type=layer))
+            if flush and self._disk is not None:
+                await self._disk.finish()
         except binding.Error as error:
             # A database that is already closed or fenced has nothing left to flush.
             if not isinstance(error, binding.Error.Closed):
                 raise translated(error) from error
+        except OSError as error:
+            raise translated(error) from error
 
 
 def open_admin(location: Location) -> Any:

@@ -1,0 +1,166 @@
+"""The log files of a database on local disk: finds damage among them, and sets files aside.
+
+SlateDB numbers its WAL files without gaps, and replays those after the last one that its tables cover.
+A writer that opens the database leaves an empty file, the mark that fences the writer before. SlateDB
+takes every empty file for such a mark, and the last file for the end of the log: without the checks
+here, records of a file that was cut to nothing would silently be gone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+
+from streamfold.store.engine.engine import Op
+from streamfold.store.engine.restore_point import RestorePoint
+
+#: Folder for log files that are not replayed.
+_SET_ASIDE = "set-aside"
+#: Part of the message of an error that was a panic.
+_PANIC = "panicked"
+
+#: Gets the rows of a log file that is dropped.
+RowsListener: TypeAlias = Callable[[Sequence[Op]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LogDamage:
+    """The first log file that cannot be replayed."""
+
+    number: int
+    #: What is wrong with it, as the end of a sentence.
+    fault: str
+    #: The last log file that has content.
+    last: int
+
+
+class WalFiles:
+    """The WAL files of the database in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.path = folder / "wal"
+
+    def file(self, number: int) -> Path:
+        return self.path / f"{number:020d}.sst"
+
+    def numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in numbered(self.path))
+
+    def sizes(self, after: int = 0) -> dict[int, int]:
+        """The bytes of each file after that number; other processes may delete files meanwhile."""
+        sizes = {}
+        for path in numbered(self.path):
+            if (number := int(path.stem)) > after:
+                sizes[number] = path.stat().st_size
+        return sizes
+
+    async def first_damage(
+        self, reader: Any, point: RestorePoint, after: int, openings: float, *, read: bool
+    ) -> LogDamage | None:
+        """The first damaged file after that number; `reader` is SlateDB's, used only to `read` files.
+
+        `openings` is the most marks that writers may have left since the restore point.
+        """
+        sizes = self.sizes(after)
+        damage = _unwritten(sizes, point, after, openings)
+        if not read:
+            return damage
+        end = max(sizes, default=after) if damage is None else damage.number - 1
+        last = max((number for number, size in sizes.items() if size), default=after)
+        fault = await _first_unreadable(reader, after + 1, end)
+        return LogDamage(*fault, last) if fault else damage
+
+    async def read_rows(self, reader: Any, number: int) -> list[Op] | None:
+        """The rows of a file; None if it cannot be read."""
+        if not self.file(number).exists() or not self.file(number).stat().st_size:
+            return None
+        try:
+            rows = (await (await reader.iterator(number)).next()).rows
+        except (binding.Error.Data, binding.Error.Internal) as error:
+            if not is_damage(error):
+                raise
+            return None
+        return [(row.key, row.value) for row in rows]
+
+    def set_aside(self, first: int) -> tuple[Path, dict[int, int]]:
+        """Move the files from `first` on to a folder of their own; return it, and their sizes.
+
+        The last one goes first: if this is interrupted, what is left looks no less damaged.
+        """
+        sizes = {number: self.file(number).stat().st_size for number in self._from(first)}
+        base = self._folder / _SET_ASIDE
+        aside = (
+            base / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{first}-{os.urandom(2).hex()}"
+        )
+        aside.mkdir(parents=True)
+        for number in sorted(sizes, reverse=True):
+            path = self.file(number)
+            path.rename(aside / path.name)
+        return aside, sizes
+
+    def _from(self, first: int) -> list[int]:
+        return [number for number in self.numbers() if number >= first]
+
+
+def _unwritten(
+    sizes: dict[int, int], point: RestorePoint, after: int, openings: float
+) -> LogDamage | None:
+    """The first file that is missing, or empty although no writer left it so."""
+    written = max((number for number, size in sizes.items() if size), default=after)
+    # A writer is fenced by the mark of the next one: after a mark that the restore point does not know,
+    # because its writer ended too soon, come only further ones.
+    unknown = {number for number in sizes if number > max(written, point.wal)}
+    for number in range(after + 1, max(after, point.wal, *sizes) + 1):
+        if number not in sizes:
+            return LogDamage(number, "is missing", written)
+        if sizes[number] or point.is_mark(number):
+            continue
+        if number not in unknown or len(unknown) > openings:
+            return LogDamage(number, "is empty", written)
+    return None
+
+
+async def _first_unreadable(reader: Any, first: int, last: int) -> tuple[int, str] | None:
+    files = await reader.iterator(first) if first <= last else None
+    for number in range(first, last + 1):
+        try:
+            await files.next()
+        except (binding.Error.Data, binding.Error.Internal) as error:
+            if not is_damage(error):
+                raise
+            return number, f"cannot be read ({getattr(error, 'message', error)})"
+    return None
+
+
+def is_damage(error: Any) -> bool:
+    """Whether a file could not be read because of its content, and not because of the device.
+
+    Where the last bytes of a file that is cut short are no offset in it, SlateDB's reader panics
+    (upstream defect 19).
+    """
+    return isinstance(error, binding.Error.Data) or _PANIC in str(error)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Finished files: SlateDB's drafts have a '#' in their names."""
+    if not folder.exists():
+        return []
+    return [path for path in folder.iterdir() if "#" not in path.name]
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Log files, or manifests; files of other programs are left alone."""
+    return [path for path in files_in(folder) if path.stem.isdecimal()]
+
+
+def describe(sizes: Iterable[int]) -> str:
+    """How many files, and how many bytes."""
+    listed = list(sizes)
+    return f"{len(listed)} file{'' if len(listed) == 1 else 's'} with {sum(listed)} bytes"

@@ -1,0 +1,68 @@
+"""Says what an operator gives up who has damaged log files dropped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+
+from streamfold.errors import StorageError
+from streamfold.store import keys, rows
+from streamfold.store.engine.engine import Engine, Op
+from streamfold.store.log import chunks
+from streamfold.store.rows import StreamRow
+
+logger = logging.getLogger(__name__)
+
+
+class LossReport:
+    """The records in dropped log files, by stream, as far as those files can be read."""
+
+    def __init__(self) -> None:
+        #: First and last seq_num by stream id.
+        self._spans: dict[int, tuple[int, int]] = {}
+        #: Names of streams by id: of those whose rows are dropped as well, at first.
+        self._names: dict[int, str] = {}
+        #: Changes other than appends.
+        self._others = 0
+
+    def add(self, ops: Sequence[Op]) -> None:
+        """Count the rows of a log file that is dropped."""
+        for key, value in ops:
+            if value is None:
+                self._others += 1
+            elif keys.is_chunk(key):
+                self._add_chunk(key, value)
+            else:
+                self._others += 1
+                if keys.STREAMS_START <= key < keys.STREAMS_END:
+                    self._add_name(key, value)
+
+    def _add_chunk(self, key: bytes, value: bytes) -> None:
+        stream_id, last = keys.chunk_parts(key)
+        try:
+            first = chunks.decode(value).first_seq_num
+        except StorageError:
+            first = last
+        before = self._spans.get(stream_id, (first, last))
+        self._spans[stream_id] = min(before[0], first), max(before[1], last)
+
+    def _add_name(self, key: bytes, value: bytes) -> None:
+        with suppress(StorageError):  # then the id must do
+            self._names[rows.decode(value, StreamRow).id] = "/".join(keys.stream_names(key))
+
+    async def log(self, engine: Engine) -> None:
+        """Log a line for each stream, with the names that storage still has; at most once."""
+        if not self._spans and not self._others:
+            return
+        span = keys.STREAMS_START, keys.STREAMS_END
+        async with aclosing(engine.scan(*span)) as pages:
+            async for page in pages:
+                for key, value in page:
+                    self._add_name(key, value)
+        for stream_id, (first, last) in sorted(self._spans.items()):
+            name = self._names.get(stream_id, f"of id {stream_id}, whose name is unknown,")
+            logger.error("dropped: records %d to %d of stream %s", first, last, name)
+        if self._others:
+            logger.error("dropped: %d other changes, such as of streams and trims", self._others)
+        self._spans, self._others = {}, 0
