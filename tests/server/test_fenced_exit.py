@@ -37,11 +37,11 @@ def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Shell,
 
 @asynccontextmanager
 async def a_server(
-    shared_store: tuple[Shell, tuple[str, ...]],
+    shared_store: tuple[Shell, tuple[str, ...]], *more: str
 ) -> AsyncIterator[tuple[Process, S2]]:
     shell, options = shared_store
     here = ("--host", "127.0.0.1", "--port", "0", "--json", "--no-access-log")
-    async with shell.running("serve", *here, *options) as process:
+    async with shell.running("serve", *here, *options, *more) as process:
         url = json.loads(await line_of(process))["url"]
         retry = Retry(max_attempts=1, append_retry_policy=AppendRetryPolicy.NO_SIDE_EFFECTS)
         async with sdk_client(url, retry=retry) as client:
@@ -51,7 +51,10 @@ async def a_server(
 async def test_a_server_that_was_replaced_ends_although_nothing_is_asked_of_it(
     shared_store: tuple[Shell, tuple[str, ...]],
 ) -> None:
-    async with a_server(shared_store) as (first, _), a_server(shared_store) as (second, s2):
+    async with (
+        a_server(shared_store) as (first, _),
+        a_server(shared_store, "--take-over") as (second, s2),
+    ):
         ended = await ending_of(first)
         assert_fenced(ended)
         await s2.create_basin(BASIN)
@@ -69,7 +72,7 @@ async def test_a_server_that_was_replaced_under_load_acknowledged_only_what_is_t
         async with asyncio.timeout(120):
             while len(acked) < 20:  # noqa: ASYNC110 - as long as it takes to be under load
                 await asyncio.sleep(0.01)
-        async with a_server(shared_store) as (_, s2):
+        async with a_server(shared_store, "--take-over") as (_, s2):
             ended = await ending_of(first)
             assert_fenced(ended)
             sent = await writing

@@ -43,7 +43,7 @@ async def two_writers(location: Location) -> AsyncIterator[tuple[StreamStore, St
         first = await stack.enter_async_context(open_store(location))
         await prepare(first)
         await first.append(BASIN, STREAM, [Record(b"before")])
-        second = await stack.enter_async_context(open_store(location))
+        second = await stack.enter_async_context(open_store(location, take_over=True))
         yield first, second
 
 
@@ -87,7 +87,8 @@ async def test_writers_that_replace_each_other_under_load_lose_nothing(
     loads: list[Load] = []
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         for number in range(3):
-            store = await stack.enter_async_context(open_store(location, SETTINGS))
+            opening = open_store(location, SETTINGS, take_over=True)
+            store = await stack.enter_async_context(opening)
             await prepare(store)
             acked = asyncio.Event()
             load = Load(store, f"writer{number}", seed, _noting(ledger, acked))

@@ -39,6 +39,8 @@ class Configuration:
     #: memory:, file:///folder or s3://bucket/prefix.
     location: str = "memory:"
     store: StoreSettings = field(default_factory=StoreSettings)
+    #: On local disk: replace the process that has the store open, if there is one.
+    take_over: bool = False
     #: On local disk: the damaged log file that is dropped with all after it, as the error names it.
     accept_loss: int | None = None
     #: Where to listen. Default: all addresses with a root token, this machine alone without one.

@@ -116,6 +116,7 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
             open_store(
                 configuration.location,
                 configuration.store,
+                take_over=configuration.take_over,
                 accept_loss=configuration.accept_loss,
             )
         )

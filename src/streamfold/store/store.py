@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from streamfold.errors import (
@@ -42,6 +42,7 @@ from streamfold.store.engine.disk_space import DiskSpace, UsageReader, memory_sp
 from streamfold.store.engine.engine import EngineOpener
 from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import Location, choose_location, open_location
+from streamfold.store.engine.process_locks import writer_lock
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log.admission import Admission, AppendRequest
 from streamfold.store.log.committer import CommitReport
@@ -372,11 +373,14 @@ async def open_store(
     now: Callable[[], int] = wall_clock,
     opener: EngineOpener | None = None,
     disk_usage: UsageReader = read_usage,
+    take_over: bool = False,
     accept_loss: int | None = None,
 ) -> AsyncIterator[StreamStore]:
     """Open the store at `url` (memory:, file:///folder, s3://bucket/prefix) as its only writer.
 
-    Opening fences any process that has it open: its appends fail. Leaving the context waits until everything accepted is acknowledged. `accept_loss` is the number of a damaged log file
+    On local disk, a store that is open already raises StoreInUseError, unless `take_over` is set. Then,
+    and always on object storage, opening fences the other writer: its appends fail. Leaving the context
+    waits until everything accepted is acknowledged. `accept_loss` is the number of a damaged log file
     on local disk, from its error: that file and all after it are dropped. `now`, `opener` and
     `disk_usage` are for tests: time, an engine that fails on purpose, and a disk that fills.
     """
@@ -407,20 +411,21 @@ async def open_store(
         if location.in_memory
         else DiskSpace(root, settings.disk_reserve, disk_usage)
     )
-    limits, asked = location.file_limits, settings.chunk_file_bytes
+    folder, limits, asked = location.folder, location.file_limits, settings.chunk_file_bytes
     try:
-        chunks = await asyncio.to_thread(location.open_chunks, fsync=settings.fsync)
-        supervisor = Supervisor(
-            opener or open_slate,
-            settings,
-            now,
-            location.snapshots,
-            chunks,
-            limits if asked is None else limits._replace(write_from=asked),
-            space,
-        )
-        async with supervisor.running():
-            yield StreamStore(supervisor, now, location)
+        with writer_lock(folder, take_over=take_over) if folder is not None else nullcontext():
+            chunks = await asyncio.to_thread(location.open_chunks, fsync=settings.fsync)
+            supervisor = Supervisor(
+                opener or open_slate,
+                settings,
+                now,
+                location.snapshots,
+                chunks,
+                limits if asked is None else limits._replace(write_from=asked),
+                space,
+            )
+            async with supervisor.running():
+                yield StreamStore(supervisor, now, location)
     finally:
         if location is not url:
             await asyncio.to_thread(location.close)

@@ -141,7 +141,11 @@ class StoreMachine(RuleBasedStateMachine):
         )
         async with AsyncExitStack() as stack:
             context = open_store(
-                self.location, settings, now=lambda: self.clock, opener=open_faulty
+                self.location,
+                settings,
+                now=lambda: self.clock,
+                opener=open_faulty,
+                take_over=True,
             )
             opened.set_result(await stack.enter_async_context(context))
             await stop.wait()

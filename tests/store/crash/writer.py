@@ -1,8 +1,8 @@
 """The process that gets killed: python -m tests.store.crash.writer <url> <run> <seed> <ledger file>
 
-Opens the store, compares it with the ledger (if there is one), then writes until it is killed, or
-until another writer takes the store over. Every event is one line
-of JSON on standard output, written at once.
+Opens the store and compares it with the ledger; without a ledger, takes the store over from the process
+that has it. Then writes until it is killed, or until another writer takes the store over. Every event
+is one line of JSON on standard output, written at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def report(event: Event) -> None:
 
 async def write(url: str, run: str, seed: int, ledger: Ledger | None) -> None:
     skew = random.Random(f"{seed}.{run}").randint(-3_600_000, 3_600_000)  # clocks are set back, too
-    async with open_store(url, _SETTINGS, now=lambda: wall_clock() + skew) as store:
+    opening = open_store(url, _SETTINGS, now=lambda: wall_clock() + skew, take_over=ledger is None)
+    async with opening as store:
         if ledger is not None:
             for event in await verify(store, ledger):
                 report(event)

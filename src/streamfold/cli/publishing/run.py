@@ -148,7 +148,8 @@ class PublishRun:
         self._screen.note(note)
 
     def _serve(self) -> list[str]:
-        return self._plan.serve(self._port)
+        # This process has the state folder to itself: a server in it is one that a killed run left.
+        return [*self._plan.serve(self._port), "--take-over"]
 
     def _ingest(self) -> list[str]:
         arguments = self._plan.ingest(self._url)

@@ -80,6 +80,12 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option("--path", default="", help="Prefix within the folder or bucket.")
 @click.option(
+    "--take-over",
+    is_flag=True,
+    help="Replace the process that has the folder open: its appends fail, and it stops. Without this, "
+    "the start is refused. A bucket is always taken over.",
+)
+@click.option(
     "--accept-loss",
     type=click.IntRange(1),
     metavar="NUMBER",
@@ -248,6 +254,7 @@ def serve(
     local_root: Path | None,
     bucket: str | None,
     path: str,
+    take_over: bool,
     accept_loss: int | None,
     host: str | None,
     port: int | None,
@@ -299,6 +306,7 @@ def serve(
             trim_on_snapshot=trim_on_snapshot,
             fsync=not no_fsync,
         ),
+        take_over=take_over,
         accept_loss=accept_loss,
         host=host,
         port=port if port is not None else TLS_PORT if tls or tls_self else PORT,

@@ -360,6 +360,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise InvalidError(
-            f"cannot listen at {host} port {port}: {error.strerror}; choose another --port"
+            f"cannot listen at {host} port {port}: {error.strerror}; stop the program that listens "
+            "there, or choose another --port"
         ) from None
     return bound

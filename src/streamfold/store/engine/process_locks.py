@@ -117,7 +117,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _name_holder(handle: int) -> None:
-    os.truncate(handle, 0)
+    os.ftruncate(handle, 0)
     os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
