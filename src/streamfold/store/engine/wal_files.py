@@ -2,8 +2,8 @@
 
 SlateDB numbers its WAL files without gaps, and replays those after the last one that its tables cover.
 A writer that opens the database leaves an empty file, the mark that fences the writer before. SlateDB
-takes every empty file for such a mark, and the last file for the end of the log: without the checks
-here, records of a file that was cut to nothing would silently be gone.
+takes every empty file for such a mark (upstream defect 20), and the last file for the end of the log:
+without the checks here, records of a file that was cut to nothing would silently be gone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from streamfold.store.engine.restore_point import RestorePoint
 
 #: Folder for log files that are not replayed.
 _SET_ASIDE = "set-aside"
+#: Bytes that every log file with a row has, the smallest about 200. SlateDB takes up to 10 for none.
+_SHORTEST = 64
 #: Part of the message of an error that was a panic.
 _PANIC = "panicked"
 
@@ -120,6 +122,8 @@ def _unwritten(
     for number in range(after + 1, max(after, point.wal, *sizes) + 1):
         if number not in sizes:
             return LogDamage(number, "is missing", written)
+        if 0 < sizes[number] < _SHORTEST:
+            return LogDamage(number, f"has only {sizes[number]} bytes", written)
         if sizes[number] or point.is_mark(number):
             continue
         if number not in unknown or len(unknown) > openings:
@@ -128,7 +132,7 @@ def _unwritten(
 
 
 async def _first_unreadable(reader: Any, first: int, last: int) -> tuple[int, str] | None:
-    files = await reader.iterator(first) if first <= last else None
+    files: Any = await reader.iterator(first) if first <= last else None
     for number in range(first, last + 1):
         try:
             await files.next()
