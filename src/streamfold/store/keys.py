@@ -108,6 +108,11 @@ def state(stream_id: int) -> bytes:
     return _STATE + stream_id.to_bytes(8, "big")
 
 
+def state_stream_id(key: bytes) -> int | None:
+    """The stream id in the key of a stream's state; None if it is the key of another row."""
+    return int.from_bytes(key[1:], "big") if key.startswith(_STATE) else None
+
+
 def chunk(stream_id: int, last_seq_num: int) -> bytes:
     return _CHUNK_KEY.pack(_CHUNK, stream_id, last_seq_num)
 

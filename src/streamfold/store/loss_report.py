@@ -23,19 +23,21 @@ class LossReport:
         self._spans: dict[int, tuple[int, int]] = {}
         #: Names of streams by id: of those whose rows are dropped as well, at first.
         self._names: dict[int, str] = {}
-        #: Changes other than appends.
+        #: Streams whose state changes: with each append, and with trims and fences.
+        self._states: set[int] = set()
+        #: Changes of other rows.
         self._others = 0
 
     def add(self, ops: Sequence[Op]) -> None:
         """Count the rows of a log file that is dropped."""
         for key, value in ops:
-            if value is None:
-                self._others += 1
-            elif keys.is_chunk(key):
+            if value is not None and keys.is_chunk(key):
                 self._add_chunk(key, value)
+            elif (stream_id := keys.state_stream_id(key)) is not None:
+                self._states.add(stream_id)
             else:
                 self._others += 1
-                if keys.STREAMS_START <= key < keys.STREAMS_END:
+                if value is not None and keys.STREAMS_START <= key < keys.STREAMS_END:
                     self._add_name(key, value)
 
     def _add_chunk(self, key: bytes, value: bytes) -> None:
@@ -52,8 +54,8 @@ class LossReport:
             self._names[rows.decode(value, StreamRow).id] = "/".join(keys.stream_names(key))
 
     async def log(self, engine: Engine) -> None:
-        """Log a line for each stream, with the names that storage still has; at most once."""
-        if not self._spans and not self._others:
+        """Log a line for each stream, with the names that storage still has."""
+        if not (self._spans or self._states or self._others):
             return
         span = keys.STREAMS_START, keys.STREAMS_END
         async with aclosing(engine.scan(*span)) as pages:
@@ -61,8 +63,13 @@ class LossReport:
                 for key, value in page:
                     self._add_name(key, value)
         for stream_id, (first, last) in sorted(self._spans.items()):
-            name = self._names.get(stream_id, f"of id {stream_id}, whose name is unknown,")
-            logger.error("dropped: records %d to %d of stream %s", first, last, name)
+            logger.error(
+                "dropped: records %d to %d of stream %s", first, last, self._name(stream_id)
+            )
+        for stream_id in sorted(self._states - self._spans.keys()):
+            logger.error("dropped: a change of the state of stream %s", self._name(stream_id))
         if self._others:
-            logger.error("dropped: %d other changes, such as of streams and trims", self._others)
-        self._spans, self._others = {}, 0
+            logger.error("dropped: %d changes of other rows", self._others)
+
+    def _name(self, stream_id: int) -> str:
+        return self._names.get(stream_id, f"of id {stream_id}, whose name is unknown")
