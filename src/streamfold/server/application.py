@@ -17,7 +17,12 @@ from streamfold.server.http.cors import PagePolicy
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.headers import text_of
 from streamfold.server.http.listener import STREAMS_MAX
-from streamfold.server.http.problems import ClientHangupError, ProblemWriter, answer_problem
+from streamfold.server.http.problems import (
+    ClientHangupError,
+    ProblemWriter,
+    answer_problem,
+    drop_traceback,
+)
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Route, Router, memoize_short
 
@@ -71,11 +76,12 @@ class Application:
         self._gate.enter(request.task)
         try:
             await self._answer(request)
-        except ClientHangupError:
+        except ClientHangupError as error:
+            drop_traceback(error)
             request.status = request.status or _HUNG_UP
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             # Cut off at the end of a drain: the missing end shows that the response is incomplete.
-            pass
+            drop_traceback(error)
         except Exception as error:
             await answer_problem(request, error, self._write_problem)
         finally:

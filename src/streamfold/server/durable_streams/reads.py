@@ -25,6 +25,7 @@ from streamfold.server.durable_streams.paths import StreamPath
 from streamfold.server.http.bodies import NO_STORE, answer
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.offload import LIGHT_BYTES
+from streamfold.server.http.problems import drop_traceback
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import SHARED_PIECE, ResponseStream
 from streamfold.server.live_reads import OWN_BATCH, ReaderFairness, SharedEncodings
@@ -272,8 +273,8 @@ class Events:
             try:
                 async with WaitGuard(request, self._gate) as watch:
                     await connection.run(watch, active_grant)
-            except _TOLD_LATER:
-                pass
+            except _TOLD_LATER as error:
+                drop_traceback(error)
             await stream.close()
 
 

@@ -32,7 +32,7 @@ from streamfold.server.durable_streams.streams import (
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.drain import DrainGate
-from streamfold.server.http.problems import ClientHangupError, answer_problem
+from streamfold.server.http.problems import ClientHangupError, answer_problem, drop_traceback
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Route
 from streamfold.server.snapshots import SnapshotHandler, SnapshotRequest, Snapshots
@@ -133,6 +133,7 @@ class DurableStreamsFace:
         except ClientHangupError:
             raise
         except BeyondTailError as error:
+            drop_traceback(error)
             problem = {"code": error.code, "message": error.message}
             await answer_json(request, problem, 416, (problems.offset_header(error.tail),))
         except Exception as error:

@@ -120,6 +120,7 @@ class WaitGuard:
     ) -> None:
         self._gate.forget(self._drain)
         self._watcher.cancel()
+        del self._watcher  # its cancellation refers to this guard
         self._request.guarded = False
         if self._reason is None:
             return

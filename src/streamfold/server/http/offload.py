@@ -72,8 +72,11 @@ class OffloadPool:
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._pool, _call, partial(function, *args, **kwargs))
         work.add_done_callback(lambda _: self._leave(owner))
-        # Shielded: a caller that gives up does not free the thread.
-        return await asyncio.shield(work)
+        try:
+            # Shielded: a caller that gives up does not free the thread.
+            return await asyncio.shield(work)
+        finally:
+            del work  # it has the error, whose traceback has this frame
 
     def close(self) -> None:
         """Take no more work; running work finishes."""

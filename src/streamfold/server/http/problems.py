@@ -30,14 +30,21 @@ _LOGGED_BY_STORE: Final = (OutcomeUnknownError, StoreRecoveringError, StorageFul
 
 
 async def answer_problem(request: Request, error: Exception, write: ProblemWriter) -> None:
-    """Answer a failed request through `write`; a response that has begun is cut off instead."""
-    if request.status:
+    """Answer a failed request through `write`; a response that has begun is cut off instead.
+
+    The error has no traceback afterwards.
+    """
+    begun = bool(request.status)
+    if begun:
         logger.error(
             "the response to %s %s was cut off", request.method, request.raw_path, exc_info=error
         )
-        return
-    log_failure(error)
-    await write(request, error)
+    else:
+        log_failure(error)
+    # Now: an answer may have to wait for its client.
+    drop_traceback(error)
+    if not begun:
+        await write(request, error)
 
 
 def log_failure(error: Exception) -> None:
@@ -46,6 +53,23 @@ def log_failure(error: Exception) -> None:
         logger.error("a request failed unexpectedly", exc_info=error)
     elif error.public_message is not None and type(error) not in _LOGGED_BY_STORE:
         logger.warning("a request failed: %s", error.message)
+
+
+def drop_traceback(error: BaseException) -> None:
+    """Free everything that the frames of a handled error hold, such as the body of its request.
+
+    A variable in one of these frames that refers back to the error, such as a future, makes a cycle. The
+    server collects cycles so seldom that refused bodies would fill the memory in between.
+    """
+    errors, dropped = [error], set[int]()
+    while errors:
+        one = errors.pop()
+        if id(one) not in dropped:
+            dropped.add(id(one))
+            one.__traceback__ = None
+            errors += [other for other in (one.__cause__, one.__context__) if other is not None]
+            if isinstance(one, BaseExceptionGroup):
+                errors += one.exceptions
 
 
 class ClientHangupError(StreamfoldError):

@@ -14,7 +14,7 @@ from streamfold.model.positions import STREAM_START
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import LIGHT_BYTES
-from streamfold.server.http.problems import log_failure
+from streamfold.server.http.problems import drop_traceback, log_failure
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import Buffer, ResponseStream
 from streamfold.server.live_reads import SharedEncodings
@@ -64,6 +64,7 @@ async def end_events(stream: ResponseStream, error: Exception) -> None:
 
 def _describe(error: Exception, hidden_prefix: str) -> Failure:
     log_failure(error)
+    drop_traceback(error)
     return describe_failure(error, hidden_prefix)
 
 

@@ -22,6 +22,7 @@ from streamfold.errors import (
     UnauthenticatedError,
 )
 from streamfold.server.http.bodies import answer_json
+from streamfold.server.http.problems import drop_traceback
 from streamfold.server.http.request import Request
 from streamfold.wire.durable_streams.subscriptions import Refusal, RefusalBody
 from streamfold.wire.s2.errors import shown_message
@@ -121,4 +122,5 @@ async def answer_problem(request: Request, error: StreamfoldError) -> None:
     if isinstance(error, WakeClaimedError):
         claimed = {"current_holder": error.holder, "generation": error.generation}
         refusal = msgspec.structs.replace(refusal, **claimed)
+    drop_traceback(error)
     await answer_json(request, RefusalBody(refusal), status)
