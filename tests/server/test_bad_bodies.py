@@ -111,6 +111,46 @@ async def test_a_request_without_a_body_over_http2_declares_no_size(h2: H2Client
     assert (read.status, bytes(read.body), read.headers["stream-closed"]) == (200, b"", "true")
 
 
+CHUNKED = "transfer-encoding: chunked"
+#: Bodies that HTTP/1 cannot make sense of, with the header that announces them.
+BROKEN = {
+    "a size that is no number": (CHUNKED, b"zz\r\n{}\r\n0\r\n\r\n"),
+    "a size beyond all": (CHUNKED, b"fffffffffffffffff\r\n{}\r\n"),
+    "more than its size": (CHUNKED, b"1\r\n{}\r\n0\r\n\r\n"),
+    "a bad size after a good one": (CHUNKED, b"2\r\n{}\r\n-1\r\n\r\n"),
+    "a long extension": (CHUNKED, b"2;" + b"a" * 20_000 + b"\r\n{}\r\n0\r\n\r\n"),
+    "an early end": ("content-length: 100", b"{}"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_a_malformed_body_is_the_client_s_fault(
+    server: Server, h2: H2Client, broken: str
+) -> None:
+    """500 would mean that the append may have happened."""
+    created = await h2.exchange("PUT", "/v1/stream/text", [("content-type", "text/plain")])
+    assert created.status == 201
+    size, body = BROKEN[broken]
+    for line, content_type in (
+        (f"POST {PATH}", "application/json"),
+        (f"POST {PATH}", "application/protobuf"),
+        ("POST /v1/streams", "application/json"),
+        ("PUT /v1/stream/other", "text/plain"),
+        ("POST /v1/stream/text", "text/plain"),
+        ("PUT /v1/stream/text/snapshot/0000000000000000_0000000000000000", "text/plain"),
+        ("PUT /v1/stream/__ds/subscriptions/one", "application/json"),
+        (f"GET {PATH}?seq_num=0&wait=60", "application/json"),
+    ):
+        head = f"host: localhost\r\ns2-basin: {BASIN}\r\ncontent-type: {content_type}\r\n{size}"
+        async with h1_client(server.port) as h1:
+            await h1.send(f"{line} HTTP/1.1\r\n{head}\r\n\r\n".encode() + body)
+            h1.writer.write_eof()
+            status, headers = await h1.head()
+            answer = json.loads(await h1.body(int(headers["content-length"])))
+            assert (status, answer["code"]) == (400, "bad_body"), line
+    assert await nothing_was_appended(server)
+
+
 async def requests_under_way(server: Server, number: int) -> None:
     async with asyncio.timeout(60):
         while server.gate.inside != number:  # noqa: ASYNC110 - nothing announces it

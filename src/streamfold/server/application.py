@@ -78,7 +78,8 @@ class Application:
             await self._answer(request)
         except ClientHangupError as error:
             drop_traceback(error)
-            request.status = request.status or _HUNG_UP
+            if not request.status:
+                await _answer_hangup(request)
         except asyncio.CancelledError as error:
             # Cut off at the end of a drain: the missing end shows that the response is incomplete.
             drop_traceback(error)
@@ -127,6 +128,17 @@ class Application:
         if free < 0:
             return ServerBusyError(self._requests_max, "server")
         return ServerBusyError(of_client - 1, "address")
+
+
+async def _answer_hangup(request: Request) -> None:
+    """Refuse a request whose end nobody will see, before anything was done.
+
+    A client that sent malformed chunks, or closed its own direction too early, still listens. Without
+    an answer, granian would send it 500, which leaves the outcome open.
+    """
+    message = "the body ends early or its chunks are malformed: send the whole request again"
+    await _refuse(request, 400, "bad_body", message)
+    request.status = _HUNG_UP
 
 
 def _answer_malformed(request: Request, host: bytes | None) -> Awaitable[None]:

@@ -58,8 +58,8 @@ def log_failure(error: Exception) -> None:
 def drop_traceback(error: BaseException) -> None:
     """Free everything that the frames of a handled error hold, such as the body of its request.
 
-    A variable in one of these frames that refers back to the error, such as a future, makes a cycle. The
-    server collects cycles so seldom that refused bodies would fill the memory in between.
+    A variable in one of these frames that refers back to the error, such as a future, makes a cycle.
+    The server collects cycles so seldom that refused bodies would fill the memory in between.
     """
     errors, dropped = [error], set[int]()
     while errors:
