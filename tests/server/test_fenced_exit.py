@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from s2_sdk import S2, AppendInput, AppendRetryPolicy, Record, Retry, S2Error, SeqNum
+from s2_sdk import S2, AppendInput, AppendRetryPolicy, Record, Retry, S2Error, S2ServerError, SeqNum
 
 from streamfold.cli.exit_status import ExitStatus
 from streamfold.errors import DeviceFailedError
@@ -86,6 +86,39 @@ async def test_a_server_that_was_replaced_under_load_acknowledged_only_what_is_t
     assert acked.items() <= found.items()
     assert [found[seq_num] for seq_num in sorted(found)] == [b"%d" % n for n in range(len(found))]
     assert len(found) <= sent
+
+
+async def test_a_takeover_leaves_the_outcome_of_appends_under_way_open(
+    shared_store: tuple[Shell, tuple[str, ...]],
+) -> None:
+    """They get 503 `unavailable`, which no client takes for "nothing happened"."""
+    async with a_server(shared_store) as (first, writer):
+        await writer.create_basin(BASIN)
+        names = [f"s{number}" for number in range(8)]
+        for name in names:
+            await writer.basin(BASIN).create_stream(name)
+        acked: dict[str, int] = dict.fromkeys(names, 0)
+        writing = [asyncio.create_task(last_words(writer, name, acked)) for name in names]
+        async with a_server(shared_store) as (_, s2):
+            assert_fenced(await ending_of(first))
+            endings = dict(zip(names, await asyncio.gather(*writing), strict=True))
+            for name, error in endings.items():
+                stored = (await s2.basin(BASIN).stream(name).check_tail()).seq_num
+                refused = isinstance(error, S2ServerError) and error.code == "server_draining"
+                assert acked[name] <= stored <= acked[name] + (not refused)
+    told = {error.code for error in endings.values() if isinstance(error, S2ServerError)}
+    assert "unavailable" in told
+    assert told <= {"unavailable", "server_draining"}
+
+
+async def last_words(s2: S2, stream: str, acked: dict[str, int]) -> S2Error:
+    """Append until that fails; return how."""
+    while True:
+        try:
+            await s2.basin(BASIN).stream(stream).append(AppendInput([Record(b"x")]))
+        except S2Error as error:
+            return error
+        acked[stream] += 1
 
 
 def assert_fenced(ended: Outcome) -> None:
