@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,18 @@ import pytest
 from s2_sdk import AppendInput, Record, Retry, SeqNum
 
 from streamfold.errors import SeqNumMismatchError
+from streamfold.model.configs import BasinReconfiguration
 from streamfold.model.records import Record as Stored
 from streamfold.server.main import Server, running_server
+from streamfold.store.engine.engine import Batch
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
 from streamfold.wire.s2.frames import Frame
 from tests.ports import free_port
 from tests.server.conftest import BASIN, STREAM, configuration, sdk, until
 from tests.server.curl import curl
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
-from tests.server.raw_h2 import Answer, h2_client
+from tests.server.raw_h2 import Answer, H2Client, h2_client
 
 
 class Stoppable:
@@ -142,6 +145,84 @@ async def test_an_idle_append_session_is_ended_at_once_with_nothing_outstanding(
         ack, end = frames_in(bytes(answer.body))
         assert not ack.terminal
         assert refusal(end) == (503, "server_draining")
+        await running.stopped()
+
+
+class HeldCommits:
+    """Commits of the store that wait on their way to storage until `go` is set."""
+
+    def __init__(self) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+
+
+@contextmanager
+def held_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCommits]:
+    commits, commit = HeldCommits(), SlateEngine.commit
+
+    async def held(engine: SlateEngine, batch: Batch) -> None:
+        commits.reached.set()
+        await commits.go.wait()
+        await commit(engine, batch)
+
+    monkeypatch.setattr(SlateEngine, "commit", held)
+    try:
+        yield commits
+    finally:
+        commits.go.set()
+
+
+FRESH = "fresh"
+FRESH_PATH = f"/v1/streams/{FRESH}/records"
+
+
+async def open_session(server: Server, h2: H2Client, *headers: tuple[str, str]) -> int:
+    """An append session whose next batch creates its stream: the stream was deleted meanwhile."""
+    await server.store.reconfigure_basin(BASIN, BasinReconfiguration(create_stream_on_append=True))
+    session = h2.open("POST", FRESH_PATH, (*SESSION, *headers))
+    await h2.head(session)
+    await server.store.delete_stream(BASIN, FRESH)
+    async with asyncio.timeout(60):
+        # Nothing announces that the name is free.
+        while (await server.store.list_streams(BASIN, prefix=FRESH)).items:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return session
+
+
+async def test_a_first_append_under_way_at_a_drain_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal would have its client append it again, although it is stored."""
+    async with stoppable(drain_timeout=1000) as running:
+        async with h2_client(running.server.port) as h2:
+            session = await open_session(running.server, h2)
+            with held_commits(monkeypatch) as commits:
+                await h2.send(session, append_frame(b"first"))
+                await commits.reached.wait()
+                await running.begin()
+                # By the time of this answer, the session has noticed the drain.
+                assert (await h2.exchange("GET", "/ready")).status == 503
+            await h2.body_of(session, 1)
+            assert (await running.server.store.check_tail(BASIN, FRESH)).seq_num == 1
+            await h2.send(session, b"", end=True)
+            answer = await h2.whole(session)
+        (ack,) = frames_in(bytes(answer.body))
+        assert not ack.terminal
+        assert ack.reconnect_advised
+        await running.stopped()
+
+
+async def test_a_first_append_under_way_at_the_drain_deadline_is_never_called_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stoppable(drain_timeout=0.2) as running:
+        async with h2_client(running.server.port) as h2:
+            session = await open_session(running.server, h2)
+            with held_commits(monkeypatch) as commits:
+                await h2.send(session, append_frame(b"first"))
+                await commits.reached.wait()
+                await running.begin()
+                answer = await h2.whole(session)
+        assert frames_in(bytes(answer.body)) == []  # cut off: the client knows that it cannot know
         await running.stopped()
 
 

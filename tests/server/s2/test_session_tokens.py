@@ -26,6 +26,7 @@ from streamfold.server.main import Server
 from streamfold.store import store as stores
 from tests.server.conftest import BASIN, STREAM
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.http.test_drain import held_commits, open_session
 from tests.server.raw_h2 import h2_client
 from tests.server.s2.test_sdk_access import ROOT, client, guarded
 from tests.server.s2.test_sse import events
@@ -171,3 +172,23 @@ async def test_sessions_of_other_tokens_continue(guarded: Server, root: S2) -> N
 
 def one(body: bytes) -> AppendInput:
     return AppendInput([Record(body)])
+
+
+async def test_a_first_append_under_way_when_its_token_expires_is_acknowledged(
+    guarded: Server, root: S2, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """401 alone would say that nothing was stored."""
+    token = ("authorization", f"Bearer {await expiring_token(root)}")
+    async with h2_client(guarded.port) as h2:
+        session = await open_session(guarded, h2, token)
+        idle = h2.open("POST", PATH, (*SESSION, token))
+        await h2.head(idle)
+        with held_commits(monkeypatch) as commits:
+            await h2.send(session, append_frame(b"first"))
+            await commits.reached.wait()
+            clock.ahead = timedelta(hours=2)
+            (end,) = frames_in(bytes((await h2.whole(idle)).body))
+            assert end.failure().status == 401
+        ack, end = frames_in(bytes((await h2.whole(session)).body))
+    assert not ack.terminal
+    assert end.failure().status == 401

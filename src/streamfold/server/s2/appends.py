@@ -131,6 +131,10 @@ class AppendSession:
         self._steps: asyncio.Queue[Ticket | _End] = asyncio.Queue()
         self._room = asyncio.Semaphore(OUTSTANDING_MAX)
         self._outstanding = 0
+        #: Whether the store has a batch that it has not accepted or refused yet. It may be storing it.
+        self._undecided = False
+        #: Why the session ends when that batch is decided.
+        self._ending: Exception | None = None
 
     async def run(self, stream: ResponseStream) -> None:
         """Serve the session to its end; a client that hangs up gets no terminal frame."""
@@ -170,10 +174,14 @@ class AppendSession:
                     wanted = await self._request.offload(_decode, frame)
                 await self._room.acquire()
                 await self._active_grant.require()
+                self._undecided = True
                 ticket = await self._appends.submit(self._stream_request, self._rights, wanted)
                 # In the same step as its acceptance: whatever is accepted is acknowledged.
+                self._undecided = False
                 self._steps.put_nowait(ticket)
                 self._outstanding += 1
+                if self._ending is not None:
+                    raise self._ending
         decoder.finish()
 
     async def _close_when_draining(self, reader: asyncio.Task[None]) -> None:
@@ -183,15 +191,22 @@ class AppendSession:
         and ends the session itself once it has the rest of its acknowledgements.
         """
         await self._gate.draining.wait()
-        if self._outstanding:
+        if self._outstanding or self._undecided:
             await self._gate.expired.wait()
-        if reader.cancel():
-            self._steps.put_nowait(StoreClosingError())
+        self._end(reader, StoreClosingError())
 
     async def _close_when_unauthenticated(self, reader: asyncio.Task[None]) -> None:
         """End the session when its token becomes invalid; accepted batches are still acknowledged."""
-        error = await self._active_grant.lost()
-        if reader.cancel():
+        self._end(reader, await self._active_grant.lost())
+
+    def _end(self, reader: asyncio.Task[None], error: Exception) -> None:
+        """End the session with an error that says that nothing else was done.
+
+        The first batch of a new stream is undecided until it is stored: the session ends after it.
+        """
+        if self._undecided:
+            self._ending = error
+        elif reader.cancel():
             self._steps.put_nowait(error)
 
     async def _acknowledge(self, stream: ResponseStream) -> _End:
