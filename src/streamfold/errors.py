@@ -445,6 +445,8 @@ class ServerBusyError(RetryLaterError):
 class BlobUnavailableError(RetryLaterError):
     code = "blob_unavailable"
     public_message = "storage did not answer, or refused: nothing was changed; try again later"
+    #: Whether storage may answer the same request a moment later: it did not refuse it.
+    transient = False
 
 
 class OutcomeUnknownError(StreamfoldError):

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from streamfold.cli.main import main, streamfold
 from streamfold.cli.parameters import ByteSize
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.raw_h1 import h1_client
 from tests.server.raw_h2 import h2_client
 
 
@@ -55,6 +56,58 @@ async def test_it_prints_what_a_client_needs_and_stops_when_asked() -> None:
         assert lines[2] == "export S2_ACCESS_TOKEN=ignored\n"
         running.send_signal(signal.SIGTERM)
         assert await running.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_that_ends_it_drains_it_first(number: signal.Signals) -> None:
+    """An append that is still arriving is acknowledged."""
+    async with process("serve", "--host", "127.0.0.1", "--port", "0", "--json") as running:
+        port = json.loads(await line_of(running))["port"]
+        async with h1_client(port) as h1:
+            head = "PUT /v1/stream/chat HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n"
+            await h1.send(f"{head}fi".encode())
+            assert await status_of(port, "/ping") == 200  # by then the request is under way
+            running.send_signal(number)
+            while await status_of(port, "/ready") != 503:
+                pass
+            await h1.send(b"rst")
+            assert (await h1.head())[0] == 201
+        assert await running.wait() == 0
+
+
+async def test_a_signal_without_meaning_is_ignored() -> None:
+    async with process("serve", "--host", "127.0.0.1", "--port", "0", "--json") as running:
+        port = json.loads(await line_of(running))["port"]
+        assert running.stderr is not None
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            running.send_signal(number)
+            async with asyncio.timeout(120):
+                while line := await running.stderr.readline():
+                    if f"{number.name} is ignored".encode() in line:
+                        break
+            assert line
+        assert await status_of(port, "/ready") == 200
+        running.send_signal(signal.SIGTERM)
+        assert await running.wait() == 0
+
+
+async def test_a_server_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a new process inherits it
+    try:
+        async with process("serve", "--host", "127.0.0.1", "--port", "0", "--json") as running:
+            port = json.loads(await line_of(running))["port"]
+            running.send_signal(signal.SIGHUP)
+            assert await status_of(port, "/ready") == 200
+            running.send_signal(signal.SIGTERM)
+            assert await running.wait() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def status_of(port: int, path: str) -> int:
+    async with h1_client(port) as h1:
+        await h1.send(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        return (await h1.head())[0]
 
 
 async def test_a_missing_folder_of_tables_is_mentioned_at_the_start(tmp_path: Path) -> None:

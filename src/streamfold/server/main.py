@@ -284,9 +284,7 @@ async def serve(configuration: Configuration, announce: Callable[[Server], None]
     A store that has failed for good stops the server too, and its error is raised.
     """
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _watch_signals(stop)
     async with running_server(configuration) as server:
         announce(server)
         failure = await _failure_before(stop, server.store)
@@ -294,6 +292,24 @@ async def serve(configuration: Configuration, announce: Callable[[Server], None]
             logger.error("the server stops: %s", failure)
     if failure is not None:
         raise failure
+
+
+def _watch_signals(stop: asyncio.Event) -> None:
+    """Set `stop` when the process is asked to end, by a terminal that closes, too."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        loop.add_signal_handler(signal.SIGHUP, stop.set)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Without a handler they would end the process at once.
+        loop.add_signal_handler(number, _ignore_signal, number)
+
+
+def _ignore_signal(number: signal.Signals) -> None:
+    logger.warning(
+        "%s is ignored: there is nothing to reload; SIGTERM stops the server", number.name
+    )
 
 
 async def _failure_before(stop: asyncio.Event, store: StreamStore) -> StreamfoldError | None:

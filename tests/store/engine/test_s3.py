@@ -16,6 +16,7 @@ from streamfold.errors import (
     StreamDeletingError,
 )
 from streamfold.model.records import Record, trim_record
+from streamfold.store.engine import location as location_module
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store
@@ -201,8 +202,9 @@ async def test_the_store_recovers_without_help_with_everything_acknowledged(
 
 @pytest.mark.parametrize("weather", BAD_WEATHER)
 async def test_a_store_cannot_be_opened_while_its_endpoint_is_away(
-    far: Location, proxy: FlakyProxy, weather: Weather
+    far: Location, proxy: FlakyProxy, weather: Weather, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(location_module, "_ACCESS_TIMEOUT", 1.0)
     await proxy.turn(weather)
     with pytest.raises(StorageError, match=r"cannot open the store at .*: cannot read"):
         async with open_store(far):

@@ -104,7 +104,9 @@ def read_error(store: str, key: str, failure: FailedRequest) -> StreamfoldError:
     if failure.kind is FailureKind.NOT_FOUND:
         return BlobNotFoundError(f"blob {key!r} does not exist in {store}")
     what = f"{key!r} in {store}" if key else store
-    return BlobUnavailableError(f"cannot read {what}: {failure.reason}")
+    error = BlobUnavailableError(f"cannot read {what}: {failure.reason}")
+    error.transient = failure.is_retryable
+    return error
 
 
 def write_error(

@@ -7,6 +7,8 @@ look as if all data were lost.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import sys
@@ -18,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
+from streamfold.backoff import pause_after
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import (
     BlobUnavailableError,
@@ -27,6 +30,12 @@ from streamfold.errors import (
 )
 from streamfold.store.engine.s3_access import S3Access, find_access
 
+logger = logging.getLogger(__name__)
+
+#: Seconds after which broken connections to a bucket are not tried again, and the pauses between, the
+#: first and the longest: a person at a terminal waits for the answer.
+_ACCESS_TIMEOUT: Final = 10.0
+_ACCESS_PAUSES: Final = (0.5, 3.0)
 #: Where SlateDB keeps its manifests, below its own folder, and their file names.
 MANIFESTS: Final = "manifest"
 _MANIFEST: Final = re.compile(r"[0-9]{20}\.manifest")
@@ -136,16 +145,36 @@ class Location:
         return FileLimits(write_from, _REMOTE_READS, _REMOTE_DELETES, _REMOTE_COMMITS)
 
     async def check_access(self) -> None:
-        """Raise, within seconds, if the bucket cannot be used or holds the data of another program."""
+        """Raise, within seconds, if the bucket cannot be used or holds the data of another program.
+
+        A refusal is raised at once. Broken connections are tried again for a few seconds.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline, failures = clock() + _ACCESS_TIMEOUT, 0
+        while True:
+            try:
+                await self._check_once()
+                return
+            except BlobUnavailableError as error:
+                failures += 1
+                pause = pause_after(failures, *_ACCESS_PAUSES)
+                if not error.transient or clock() + pause > deadline:
+                    raise StorageError(f"cannot open the store at {self.url}: {error}") from None
+                logger.warning(
+                    "the store at %s cannot be reached yet: %s; trying again in %.1f s",
+                    self.url,
+                    error,
+                    pause,
+                )
+            await asyncio.sleep(pause)
+
+    async def _check_once(self) -> None:
         if self.probe is None:
             return
-        try:
-            async for _ in self.probe.list():
-                return
-            if self.others is not None:
-                await check_blobs(self.url, self.others)
-        except BlobUnavailableError as error:
-            raise StorageError(f"cannot open the store at {self.url}: {error}") from None
+        async for _ in self.probe.list():
+            return
+        if self.others is not None:
+            await check_blobs(self.url, self.others)
 
     def close(self) -> None:
         """Stop renewing its credentials."""
