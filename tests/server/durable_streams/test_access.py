@@ -47,7 +47,6 @@ async def issue(
 
 #: Requests, and the operation that each needs.
 NEEDED = [
-    ("PUT", "/v1/stream/other", Operation.CREATE_STREAM),
     ("POST", STREAM, Operation.APPEND),
     ("GET", STREAM, Operation.READ),
     ("GET", f"{STREAM}?offset=now&live=long-poll", Operation.READ),
@@ -90,6 +89,57 @@ async def test_each_request_needs_its_operation_and_no_other(
         headers = JSON | bearer(rich)
         async with web.stream(method, path, headers=headers, content=b"3") as allowed:
             assert allowed.status_code in (200, 201, 204, 307, 404), allowed.status_code
+
+
+@pytest.mark.parametrize(
+    ("headers", "content"),
+    [
+        pytest.param({}, b"[3]", id="content"),
+        pytest.param({"transfer-encoding": "chunked"}, b"[3]", id="content of undeclared size"),
+        pytest.param({"stream-closed": "true"}, b"", id="closed"),
+        pytest.param({"stream-closed": "true"}, b"[3]", id="closed with content"),
+        pytest.param({"stream-forked-from": STREAM}, b"[3]", id="fork with content"),
+        pytest.param(
+            {"stream-forked-from": STREAM, "stream-closed": "true"}, b"", id="closed fork"
+        ),
+    ],
+)
+async def test_a_creation_that_writes_needs_the_right_to_append(
+    guarded: Server, headers: dict[str, str], content: bytes
+) -> None:
+    creating = [Operation.CREATE_STREAM, Operation.READ]
+    everywhere = {"basins": ExactMatch(BUCKET), "streams": PrefixMatch("")}
+    creator = AccessTokenScope(**everywhere, ops=creating)
+    writer = AccessTokenScope(**everywhere, ops=[*creating, Operation.APPEND])
+    secrets = {
+        403: await issue(guarded, creator, name="creator"),
+        201: await issue(guarded, writer, name="writer"),
+    }
+    for status, secret in secrets.items():
+        async with browsing(guarded, headers=bearer(secret)) as web:
+            sent = headers | JSON
+            answer = await web.put(
+                "/v1/stream/new", headers=sent, content=_pieces(content, headers)
+            )
+            assert answer.status_code == status, answer.text
+
+
+def _pieces(content: bytes, headers: dict[str, str]) -> bytes | AsyncIterator[bytes]:
+    """The content, in a form of which a client does not know the size if it is to be chunked."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield content
+
+    return pieces() if "transfer-encoding" in headers else content
+
+
+async def test_an_empty_creation_needs_the_right_to_create_and_no_other(guarded: Server) -> None:
+    everywhere = {"basins": ExactMatch(BUCKET), "streams": PrefixMatch("")}
+    others = list({operation for _, _, operation in NEEDED} - {Operation.CREATE_STREAM})
+    for status, ops in ((403, others), (201, [Operation.CREATE_STREAM])):
+        secret = await issue(guarded, AccessTokenScope(**everywhere, ops=ops), name=str(status))
+        async with browsing(guarded, headers=bearer(secret)) as web:
+            assert (await web.put("/v1/stream/new", headers=JSON)).status_code == status
 
 
 async def test_a_token_is_for_its_streams_only(guarded: Server) -> None:

@@ -162,7 +162,7 @@ class DurableStreamsFace:
         key = _key(request)
         match stream_path.part, method:
             case None, "PUT":
-                await self._streams.create(request, stream_path, source, key)
+                await self._streams.create(request, stream_path, source, key, grant)
             case None, "POST":
                 await self._streams.append(request, stream_path, key)
             case None, "GET":

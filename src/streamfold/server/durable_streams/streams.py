@@ -11,6 +11,7 @@ import msgspec
 
 from streamfold.errors import InvalidError, NotFoundError, StreamClosedError, StreamNotFoundError
 from streamfold.model.access_tokens import Operation
+from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName, StreamRef, parse_stream_prefix
 from streamfold.model.resources import (
     OCTETS,
@@ -154,10 +155,19 @@ class Streams:
         stream_path: StreamPath,
         source: StreamName | None,
         key: SealingKey | None,
+        grant: Grant,
     ) -> None:
-        """Create a stream; `source` is the full name of the stream that it forks."""
+        """Create a stream; `source` is the full name of the stream that it forks.
+
+        First content, and a stream that is closed from the start, need the right to append as well.
+        """
         options = parse_create(request.header)
+        ref = StreamRef(stream_path.basin, stream_path.stream)
+        if request.declared_size or options.closed:
+            grant.require(Operation.APPEND, *ref)
         body = await read_body(request)
+        if body.size:
+            grant.require(Operation.APPEND, *ref)
         content: Content = partial(_batches, request, body, None, allow_empty=True)
         if source is None and not await self._store.durable.has_basin(stream_path.basin):
             # A creation that is refused leaves nothing behind, not even its bucket.
