@@ -114,12 +114,11 @@ class Creation:
             )
 
     async def delete(self, id_: str, caller: Grant) -> None:
-        """Delete the subscription if it exists."""
+        """Delete the subscription if the caller has one of this id."""
         async with self._locks.hold(id_):
             entry = self._registry.entries.get(id_)
-            if entry is None:
+            if entry is None or not entry.belongs_to(caller):
                 return
-            entry.require_owner(caller)
             with suppress(SubscriptionNotFoundError):
                 async with entry.alone():
                     await entry.erase()

@@ -256,9 +256,13 @@ class Subscriptions:
         await handler(parse_id(segment), *rest, request, caller)
 
     def _owned(self, id_: str, caller: Grant) -> ActiveSubscription:
-        """The subscription, if it is the caller's."""
+        """The subscription, if it is the caller's.
+
+        The error is the same whether another's subscription has this id or none.
+        """
         entry = self.registry.get(id_)
-        entry.require_owner(caller)
+        if not entry.belongs_to(caller):
+            raise SubscriptionNotFoundError(id_)
         return entry
 
     def _proven(self, id_: str, request: Request) -> tuple[ActiveSubscription, str]:

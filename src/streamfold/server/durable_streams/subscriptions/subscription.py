@@ -90,10 +90,14 @@ class ActiveSubscription:
         """What the owner calls a stream."""
         return path.removeprefix(self.state.prefix)
 
-    def require_owner(self, caller: Grant) -> None:
-        """Raise unless the caller is root, or has the token that the subscription belongs to."""
+    def belongs_to(self, caller: Grant) -> bool:
+        """Whether the caller is root, or has the token that the subscription belongs to."""
         mine = self.state.owner is not None and self.state.owner == caller.token_id
-        if caller is not ROOT and not mine:
+        return caller is ROOT or mine
+
+    def require_owner(self, caller: Grant) -> None:
+        """Raise unless the subscription belongs to the caller; reveals that it exists."""
+        if not self.belongs_to(caller):
             raise PermissionDeniedError(
                 f"subscription {self.id[:80]!r} belongs to another access token: choose another id"
             )
