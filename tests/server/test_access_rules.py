@@ -87,3 +87,24 @@ async def test_the_declared_right_is_enough(guarded: Server) -> None:
     answered = await statuses(guarded, tokens)
     refused = {r for r, s in answered.items() if s in (UNAUTHENTICATED, DENIED)}
     assert not [route for route in refused if isinstance(route.needs, Operation)]
+
+
+async def test_a_caller_without_the_right_cannot_tell_what_exists(guarded: Server) -> None:
+    basins = await issue(guarded, "basins", Operation.LIST_BASINS)
+    streams = await issue(guarded, "streams", Operation.LIST_STREAMS)
+    tokens = dict.fromkeys(Operation, basins) | {Operation.LIST_BASINS: streams}
+    async with h2_client(guarded.port) as client:
+        for route in guarded.routes:
+            if not isinstance(route.needs, Operation):
+                continue
+            answers = set()
+            for name in (BASIN, "miss-basin"):
+                headers = (
+                    ("s2-basin", name),
+                    ("content-type", "application/json"),
+                    ("authorization", f"Bearer {tokens[route.needs]}"),
+                )
+                path = route.path.replace("{}", name).replace("{...}", name)
+                answer = await client.exchange(route.method, path, headers, b"")
+                answers.add((answer.status, bytes(answer.body).replace(name.encode(), b"...")))
+            assert len(answers) == 1, (route, answers)
