@@ -21,6 +21,8 @@ class AccountMetrics(enum.StrEnum):
     ACTIVE_BASINS = "active-basins"
     #: Operations on basins, tokens and locations, by name.
     ACCOUNT_OPS = "account-ops"
+    #: US dollars, by what S2 charges for.
+    ESTIMATED_BILLABLE_USAGE = "estimated-billable-usage"
 
 
 class BasinMetrics(enum.StrEnum):

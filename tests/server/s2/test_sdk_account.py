@@ -7,12 +7,14 @@ import time
 import pytest
 from s2_sdk import (
     S2,
+    AccountMetricSet,
     Accumulation,
     AppendInput,
     BasinConfig,
     BasinMetricSet,
     Encryption,
     Gauge,
+    MetricUnit,
     Record,
     S2ServerError,
     SeqNum,
@@ -73,6 +75,20 @@ async def test_usage_comes_from_the_servers_own_counters(s2: S2, server: Server)
     held = await s2.stream_metrics(BASIN, STREAM, set=StreamMetricSet.STORAGE, **span)
     assert isinstance(held[0], Gauge)
     assert held[0].values[-1][1] == 100
+
+
+async def test_the_official_client_gets_a_bill_of_nothing(s2: S2) -> None:
+    now = int(time.time())
+    bill = await s2.account_metrics(
+        set=AccountMetricSet.ESTIMATED_BILLABLE_USAGE, start=now - 7200, end=now
+    )
+    total = bill[-1]
+    assert isinstance(total, Accumulation)
+    assert (total.name, total.unit, total.interval) == (
+        "total", MetricUnit.USD, TimeseriesInterval.HOUR,
+    )  # fmt: skip
+    assert total.values
+    assert not any(amount for _, amount in total.values)
 
 
 async def test_the_one_location_is_the_default_one(s2: S2) -> None:

@@ -270,12 +270,36 @@ async def test_the_bytes_of_a_basin_are_reported_for_hours_in_which_they_were_me
     }
 
 
-@pytest.mark.parametrize("metric_set", ["", "storage", "estimated-billable-usage", "x" * 1000])
+@pytest.mark.parametrize("metric_set", ["", "storage", "x" * 1000])
 async def test_a_set_that_the_account_does_not_have_is_refused(
     store: StreamStore, metric_set: str
 ) -> None:
     with pytest.raises(InvalidError, match="active-basins, account-ops"):
         await of_account(store, metric_set, NOW)
+
+
+async def test_the_bill_is_nothing_for_each_hour_that_is_over(
+    store: StreamStore, clock: Clock
+) -> None:
+    await store.append(BASIN, STREAM, bodies("a"))
+    clock.pass_seconds(2 * 3600 + 60)
+    first = NOW // 3600 * 3600
+    for interval, starts in (
+        (None, range(first, clock.now // 1000 // 3600 * 3600, 3600)),
+        (Interval.DAY, range(NOW // DAY * DAY, clock.now // 1000, DAY)),
+    ):
+        bill = await store.account.account_metrics(
+            "estimated-billable-usage", NOW, clock.now // 1000, interval
+        )
+        names = [one.name for one in bill if isinstance(one, Accumulation)]
+        assert names[-1] == "total"
+        assert {"storage", "append-throughput", "read-throughput"} < set(names)
+        for one in bill:
+            assert isinstance(one, Accumulation)
+            assert (one.unit, one.interval) == (Unit.USD, interval or Interval.HOUR)
+            assert one.values == tuple((ts, 0) for ts in starts)
+    with pytest.raises(InvalidError, match="hour or day"):
+        await store.account.account_metrics("estimated-billable-usage", NOW, NOW, Interval.MINUTE)
 
 
 async def test_a_series_needs_a_start_and_an_end_that_make_sense(store: StreamStore) -> None:

@@ -81,10 +81,15 @@ class Account:
     ) -> tuple[Metric, ...]:
         """Usage of the whole account from `start` to `end`, in Unix seconds."""
         chosen = _choose(AccountMetrics, metric_set)
+        bills = chosen is AccountMetrics.ESTIMATED_BILLABLE_USAGE
+        if bills and interval is Interval.MINUTE:
+            raise InvalidError("usage is billed by the hour: choose the interval hour or day")
         span = parse_span(start, end, self._seconds())
         report = await self._report()
         if chosen is AccountMetrics.ACTIVE_BASINS:
             return await report.active_basins(span)
+        if bills:
+            return report.bill(span, interval)
         return await report.amounts(ACCOUNT, chosen, span, interval)
 
     async def basin_metrics(

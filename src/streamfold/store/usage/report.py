@@ -41,6 +41,10 @@ _AMOUNTS: Final[dict[str, tuple[Unit, Interval, tuple[str, ...]]]] = {
 }
 
 
+#: The series of the account's bill.
+_BILLED: Final = (*BasinMetrics, AccountMetrics.ACCOUNT_OPS, "total")
+
+
 class UsageReport:
     """Reports the usage in one mount; `now` is in Unix seconds."""
 
@@ -56,6 +60,14 @@ class UsageReport:
         first = await self._keeper.first_streams()  # basins that were not measured yet, too
         names.update(name for name, row in first.items() if row.created_at < span.end * 1000)
         return (Label(AccountMetrics.ACTIVE_BASINS, tuple(sorted(names))),)
+
+    def bill(self, span: Span, interval: Interval | None) -> tuple[Metric, ...]:
+        """US dollars for the hours that are over, by dimension and in total: this server bills none."""
+        interval = interval or Interval.HOUR
+        known = self._known(span, USAGE_HOURS)
+        hours = Span(known.start, min(known.end, self._now // _HOUR * _HOUR))
+        points = tuple((ts, 0) for ts in hours.buckets(interval))
+        return tuple(Accumulation(name, Unit.USD, interval, points) for name in _BILLED)
 
     async def amounts(
         self, basin: str, metric_set: str, span: Span, interval: Interval | None
