@@ -304,6 +304,24 @@ async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_
             await mount.committer.write([(b"late", b"row")])
 
 
+async def test_an_error_that_refuses_many_calls_remembers_only_the_last(bench: Bench) -> None:
+    """Otherwise all records that were refused would stay in memory with it."""
+    async with bench.store() as replaced:
+        await replaced.create_basin(BASIN)
+        await replaced.create_stream(BASIN, STREAM)
+        async with bench.store():
+            with pytest.raises(WriterFencedError):
+                await replaced.append(BASIN, STREAM, bodies("a"))
+            async with asyncio.timeout(60):
+                assert isinstance(await replaced.stopped(), WriterFencedError)
+            frames = set()
+            for _ in range(3):
+                with pytest.raises(WriterFencedError) as refused:
+                    await replaced.append(BASIN, STREAM, bodies("b"))
+                frames.add(len(refused.traceback))
+    assert len(frames) == 1
+
+
 async def test_records_that_a_replaced_writer_could_not_append_leave_memory(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -329,7 +329,7 @@ class DurableStreams:
         mounted = self.supervisor.current or await self.supervisor.mounted()
         with await mounted.catalog.lease(StreamRef.parse(basin, stream)) as log:
             if log.failure is not None:
-                raise log.failure
+                raise log.failure.with_traceback(None)
             if log.over and not (kept_for_forks and await _creator(mounted).forked(log.id)):
                 await self._refuse(mounted, log)
             yield mounted, log

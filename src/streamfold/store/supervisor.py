@@ -105,7 +105,8 @@ class Supervisor:
         #: None while storage is being reopened; `mounted` waits for the next one.
         self.current: MountedStore | None = None
         self._changed = asyncio.Event()
-        #: Why `current` is None; final if `_final` is set.
+        #: Why `current` is None; final if `_final` is set. It is raised without its traceback, which
+        #: would keep the records of every call that it refuses.
         self._refusal: StreamfoldError = StoreRecoveringError("it is being opened")
         self._final = False
         #: Until when calls wait for the next mount, by the clock of the event loop.
@@ -119,16 +120,16 @@ class Supervisor:
         if self.current is not None:
             return self.current
         if self._wait_until <= asyncio.get_running_loop().time():
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         try:
             async with asyncio.timeout_at(self._wait_until):
                 while self.current is None and not self._final:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise self._refusal from None
+            raise self._refusal.with_traceback(None) from None
         if self.current is None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         return self.current
 
     async def stopped(self) -> StreamfoldError:

@@ -124,7 +124,7 @@ class Committer:
     async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
         """Commit `ops` and `content` after everything accepted before; durable when this returns."""
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         done = asyncio.get_running_loop().create_future()
         self._rows.append(_Rows(ops, content, self._touched, done))
         self._wake.set()

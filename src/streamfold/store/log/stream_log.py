@@ -359,7 +359,7 @@ class StreamLog:
     def check_alive(self) -> None:
         """Raise unless this object represents a stream that takes appends and reads."""
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)
         if self.basin_deleting:
             raise BasinDeletingError(self.basin)
         if self.deleting:
