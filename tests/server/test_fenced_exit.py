@@ -99,7 +99,7 @@ async def test_a_takeover_leaves_the_outcome_of_appends_under_way_open(
             await writer.basin(BASIN).create_stream(name)
         acked: dict[str, int] = dict.fromkeys(names, 0)
         writing = [asyncio.create_task(last_words(writer, name, acked)) for name in names]
-        async with a_server(shared_store) as (_, s2):
+        async with a_server(shared_store, "--take-over") as (_, s2):
             assert_fenced(await ending_of(first))
             endings = dict(zip(names, await asyncio.gather(*writing), strict=True))
             for name, error in endings.items():

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from s2_sdk import S2, AppendInput, Record, SeqNum
 
 from tests.cli.commands import Shell, ending_of, line_of
