@@ -200,8 +200,22 @@ class StoreMetrics(Collector):
             "Failures after which storage was closed and reopened",
             value=self._store.storage_failures,
         )
+        yield self._damage()
         yield self._use()
         yield from self._room()
+
+    def _damage(self) -> Metric:
+        report = self._store.damage
+        gauge = GaugeMetricFamily(
+            "streamfold_damage",
+            "Places that cannot be read, streams that have any, and damaged files of the database, as "
+            "far as they were met since storage was opened",
+            labels=("of",),
+        )
+        gauge.add_metric(("places",), len(report.places) + report.unlisted)
+        gauge.add_metric(("streams",), report.streams)
+        gauge.add_metric(("files",), len(report.files))
+        return gauge
 
     def _use(self) -> Metric:
         gauge = GaugeMetricFamily(

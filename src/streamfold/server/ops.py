@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -11,11 +12,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from streamfold import __version__
-from streamfold.errors import StorageFullError, StreamfoldError
+from streamfold.errors import DataCorruptError, StorageFullError, StreamfoldError
 from streamfold.model.access_tokens import Operation
 from streamfold.model.names import StreamRef
 from streamfold.server.auth import Access
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.headers import Headers
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router
 from streamfold.store.store import StreamStore
@@ -73,7 +75,7 @@ async def _redirect_browser(request: Request) -> None:
 
 
 class OpsEndpoints:
-    """Handlers of /health, /ping, /ready, /metrics and /v1/busiest-streams."""
+    """Handlers of /health, /ping, /ready, /metrics, /v1/busiest-streams and /v1/damage."""
 
     def __init__(
         self,
@@ -102,18 +104,27 @@ class OpsEndpoints:
         router.add("GET", "/metrics", needs, self.metrics)
         # Below /v1, which cannot be a bucket of Durable Streams.
         router.add("GET", "/v1/busiest-streams", Operation.STREAM_METRICS, self.busiest)
+        router.add("GET", "/v1/damage", Operation.ACCOUNT_METRICS, self.damage)
 
     async def health(self, request: Request) -> None:
         """Answer whether the process works and its storage responds."""
+        await self._respond_health(request, (_TEXT,), b"OK")
+
+    async def _respond_health(self, request: Request, headers: Headers, body: bytes) -> None:
         try:
-            await self._store.list_basins(limit=1)
+            # Damaged storage responds, too.
+            with suppress(DataCorruptError):
+                await self._store.list_basins(limit=1)
         except StreamfoldError as error:
             await request.respond(503, (_TEXT,), f"{shown_message(error)}\n".encode())
         else:
-            await request.respond(200, (_TEXT,), b"OK")
+            await request.respond(200, headers, body)
 
     async def ready(self, request: Request) -> None:
-        """Answer whether the server takes new work: not while it drains, nor when storage is full."""
+        """Answer whether the server takes new work: not while it drains, nor when storage is full.
+
+        A server whose storage is damaged serves what is whole: 200, with a body that says so.
+        """
         if self._gate.draining.is_set():
             await request.respond(503, (_TEXT,), b"draining\n")
             return
@@ -122,12 +133,43 @@ class OpsEndpoints:
         except StorageFullError as error:
             await request.respond(503, (_TEXT,), f"{error.message}\n".encode())
         else:
-            await self.health(request)
+            summary = self._store.damage.summary
+            if not summary:
+                await self.health(request)
+                return
+            body = msgspec.json.encode({"status": "degraded", "degraded": summary})
+            await self._respond_health(request, (_JSON, _NOT_KEPT), body)
 
     async def metrics(self, request: Request) -> None:
         if not self._open_metrics:
             await self._access.allow(request, Operation.ACCOUNT_METRICS)
         await request.respond(200, (_PROMETHEUS,), generate_latest(self._registry))
+
+    async def damage(self, request: Request) -> None:
+        """Answer which streams and records cannot be read, and which files are damaged."""
+        grant = await self._access.allow(request, Operation.ACCOUNT_METRICS)
+        report = self._store.damage
+        shown: list[dict[str, object]] = []
+        for place in report.places:
+            entry: dict[str, object] = {"effect": place.effect, "file": place.file}
+            if place.ref is not None:
+                name = grant.visible_stream_name(Operation.STREAM_METRICS, *place.ref)
+                if name is None:
+                    continue
+                entry |= {"basin": place.ref.basin, "stream": name}
+            if place.seq_nums is not None:
+                entry |= {
+                    "first_seq_num": place.seq_nums.start,
+                    "next_seq_num": place.seq_nums.stop,
+                }
+            shown.append(entry)
+        answer = {
+            "summary": report.summary,
+            "read_only": report.read_only,
+            "places": shown,
+            "files": report.files,
+        }
+        await request.respond(200, (_JSON, _NOT_KEPT), msgspec.json.encode(answer))
 
     async def busiest(self, request: Request) -> None:
         """Answer which streams got the most bytes in the last seconds, of those the caller may see."""

@@ -74,6 +74,8 @@ class Appends:
     ) -> asyncio.Future[AppendAck] | None:
         """Accept the append if there is room and it is not refused; None otherwise."""
         metered, admission = request.metered, self.supervisor.admission
+        if mounted.mount.committer.read_only is not None:
+            return None
         if not admission.acquire_at_once(metered):
             return None
         try:
@@ -141,6 +143,8 @@ class Appends:
 
         Calls `on_decided` once it is accepted or refused; it raises a refusal when that is durable.
         """
+        if read_only := mounted.mount.committer.read_only:
+            raise read_only
         admission, metered = self.supervisor.admission, request.metered
         await admission.acquire(metered)
         now = self.now()

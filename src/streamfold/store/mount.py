@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from streamfold.errors import (
     BasinDeletingError,
+    DataCorruptError,
     StoreClosingError,
     StreamfoldError,
     StreamNotFoundError,
@@ -22,6 +23,12 @@ from streamfold.errors import (
 from streamfold.model.names import StreamRef
 from streamfold.model.positions import STREAM_START
 from streamfold.store import keys, rows
+from streamfold.store.damage import (
+    KnownDamage,
+    StoreDamagedError,
+    StreamDamagedError,
+    stream_damaged,
+)
 from streamfold.store.engine.engine import Engine, Op
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
@@ -31,11 +38,17 @@ from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.retention import TrimPoints
 from streamfold.store.log.shares import Share
 from streamfold.store.log.stream_log import LogLease, StreamLog
+from streamfold.store.opening_rows import (
+    DeletingBasins,
+    deleting_basins,
+    live_bytes,
+    next_stream_id,
+    own_row,
+)
 from streamfold.store.read.requests import OpenScans
 from streamfold.store.rows import (
     BasinRow,
     CounterRow,
-    SpaceRow,
     StateRow,
     StreamRow,
 )
@@ -77,18 +90,22 @@ class Mount:
         settings: StoreSettings,
         admission: Admission,
         now: Callable[[], int],
-        next_stream_id: int,
+        next_stream_id: int | DataCorruptError,
         live: LiveBytes,
         files: ChunkFiles,
-        deleting_basins: Iterable[str] = (),
+        damage: KnownDamage,
+        basins: DeletingBasins,
     ) -> None:
         self.engine = engine
+        self.damage = damage
         self.files = files
         self.now = now
         self.recent = RecentChunks(settings.recent_bytes)
         self.scans = OpenScans()
         self.live = live
-        self.committer = Committer(engine, settings, admission, files, self._on_durable)
+        self.committer = Committer(
+            engine, settings, admission, files, self._on_durable, damage.read_only
+        )
         #: Called when a trim has become durable, with the time (ms since the Unix epoch) from which
         #: its records can be deleted.
         self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
@@ -101,12 +118,14 @@ class Mount:
         self._settings = settings
         #: Milliseconds.
         self._trim_grace = round(settings.trim_grace * 1000)
-        self._next_stream_id = next_stream_id
+        #: Why no stream can be created; None if the next id is known.
+        self._ids_unknown = next_stream_id if isinstance(next_stream_id, Exception) else None
+        self._next_stream_id = next_stream_id if isinstance(next_stream_id, int) else 0
         #: The first stream id that storage does not know to be reserved.
-        self._ids_end = next_stream_id
+        self._ids_end = self._next_stream_id
         self._basins: dict[str, BasinRow] = {}
         #: Basins that are deleted but still have rows: their streams take no appends and reads.
-        self._deleting_basins = set(deleting_basins)
+        self._deleting_basins = basins
         #: Begun and finished writes of basins: a row that was read meanwhile may be outdated.
         self._basin_writes = 0
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
@@ -132,22 +151,23 @@ class Mount:
         admission: Admission,
         now: Callable[[], int],
         files: ChunkFiles,
+        damage: KnownDamage,
     ) -> Mount:
-        """Start from what `engine` holds; it must have been opened for this mount alone."""
-        counter = await engine.get(keys.STREAM_IDS)
-        following = rows.decode(counter, CounterRow).following if counter else 1
-        space = await engine.get(keys.SPACE)
-        # A store without a stream holds nothing; one of an earlier version was never counted.
-        if space:
-            counted = rows.decode(space, SpaceRow)
-            live = LiveBytes(counted.live, counted.deleted)
-        else:
-            live = LiveBytes(None) if counter else LiveBytes(0, 0)
-        deleting = await _deleting_basins(engine)
-        return cls(engine, settings, admission, now, following, live, files, deleting)
+        """Start from what `engine` holds; it must have been opened for this mount alone.
+
+        A row that cannot be read never counts as missing: `damage` gets what does not work without it.
+        """
+        following = await next_stream_id(engine, damage)
+        live, basins = await live_bytes(engine), await deleting_basins(engine)
+        return cls(engine, settings, admission, now, following, live, files, damage, basins)
 
     def new_stream_id(self) -> int:
-        """An id that no stream has had; commit it together with `id_rows(id)`."""
+        """An id that no stream has had; commit it together with `id_rows(id)`.
+
+        StoreDamagedError if storage cannot tell which ids streams have had.
+        """
+        if self._ids_unknown is not None:
+            raise self._ids_unknown
         self._next_stream_id += 1
         return self._next_stream_id - 1
 
@@ -159,19 +179,23 @@ class Mount:
         return [(keys.STREAM_IDS, rows.encode(CounterRow(self._ids_end)))]
 
     async def basin(self, name: str) -> BasinRow | None:
-        row = self._basins.get(name)
-        if row is not None:
-            return row
+        if (known := self._basins.get(name)) is not None:
+            return known
         writes = self._basin_writes
-        value = await self.engine.get(keys.basin(name))
-        if value is None:
+        row = await own_row(self.engine, keys.basin(name), BasinRow)
+        if isinstance(row, DataCorruptError):
+            raise self._basin_damaged(name, row) from row
+        if row is None:
             return None
-        row = rows.decode(value, BasinRow)
         if writes == self._basin_writes:
             if len(self._basins) >= _BASINS_MAX:
                 self._basins.clear()
             self._basins[name] = row
         return row
+
+    def _basin_damaged(self, name: str, error: DataCorruptError) -> StoreDamagedError:
+        effect = f"basin {name!r} cannot be used: its configuration cannot be read"
+        return self.damage.note_row(effect, error)
 
     async def put_basin(self, name: str, row: BasinRow | None, *ops: Op) -> None:
         """Commit the basin's row, or its removal, with `ops`; the caller holds its lock.
@@ -181,7 +205,7 @@ class Mount:
         self._basin_writes += 1
         value = None if row is None else rows.encode(row)
         if row is not None and row.deleted_at is not None:
-            self._deleting_basins.add(name)
+            self._deleting_basins.names.add(name)
             for log in self._logs.values():
                 if log.basin == name:
                     log.delete_with_basin()
@@ -189,16 +213,22 @@ class Mount:
         self._basin_writes += 1
         self._basins.pop(name, None)
         if row is None:
-            self._deleting_basins.discard(name)
+            self._deleting_basins.names.discard(name)
 
     def check_basin(self, name: str) -> None:
         """Raise if the basin is being deleted; call this in the same step as the commit it allows."""
-        if name in self._deleting_basins:
+        if name in self._deleting_basins.names:
             raise BasinDeletingError(name)
+        if damage := self._deleting_basins.damage_of(name):
+            raise self._basin_damaged(name, damage)
 
     async def stream(self, ref: StreamRef) -> StreamRow | None:
-        value = await self.engine.get(keys.stream(*ref))
-        return rows.decode(value, StreamRow) if value else None
+        row = await own_row(self.engine, keys.stream(*ref), StreamRow)
+        if isinstance(row, DataCorruptError):
+            damaged = stream_damaged(ref, None, row)
+            self.damage.note(damaged.damage)
+            raise damaged from row
+        return row
 
     async def put_stream(
         self, ref: StreamRef, row: StreamRow | None, *ops: Op, content: Share | None = None
@@ -362,8 +392,10 @@ class Mount:
     def _end_load(self, ref: StreamRef, load: _Load, found: StreamLog | BaseException) -> None:
         """Keep the log in memory, and give each waiter a lease of it."""
         del self._loads[ref]
+        if damage := self._deleting_basins.damage_of(ref.basin):
+            found = self._basin_damaged(ref.basin, damage)  # nobody knows whether it is deleted
         if isinstance(found, StreamLog):
-            if ref.basin in self._deleting_basins:
+            if ref.basin in self._deleting_basins.names:
                 found.delete_with_basin()
             self._logs[ref] = found
             self._count_producers(found)
@@ -371,6 +403,8 @@ class Mount:
             if len(self._missing) >= _MISSING_MAX:
                 self._missing.clear()
             self._missing.add(ref)
+        elif isinstance(found, StreamDamagedError):
+            self.damage.note(found.damage)
         waiters, load.waiters = load.waiters, []
         for waiter in waiters:
             if waiter.done():
@@ -429,15 +463,3 @@ class Mount:
         self.on_appended(shares)
         if self._producer_total > _PRODUCERS_MAX:
             self._shrink()
-
-
-async def _deleting_basins(engine: Engine) -> list[str]:
-    """The basins whose deletion is not finished."""
-    names: list[str] = []
-    span = keys.basins_from("", after=False), keys.BASINS_END
-    async with aclosing(engine.scan(*span)) as pages:
-        async for page in pages:
-            for key, value in page:
-                if rows.decode(value, BasinRow).deleted_at is not None:
-                    names.append(keys.basin_name(key))
-    return names

@@ -35,16 +35,20 @@ from streamfold.model.positions import StreamPosition
 from streamfold.store import keys, rows
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
+from streamfold.store.damage import KnownDamage
 from streamfold.store.engine.engine import Batch, Op, first_row
 from streamfold.store.engine.location import DATABASE, MANIFESTS, Location, open_location
-from streamfold.store.engine.slatedb import READ, SlateEngine, open_admin, translated
+from streamfold.store.engine.slatedb import SlateEngine, open_admin, table_check
 from streamfold.store.engine.slatedb_binding import read_manifest
 from streamfold.store.engine.slatedb_reads import Reads, ScanOptions
+from streamfold.store.engine.slatedb_rows import READ, SlateRows, translated
+from streamfold.store.engine.table_check import TableCheck
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
+from streamfold.store.opening_rows import DeletingBasins
 from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch, ReadRequest, from_seq_num
 from streamfold.store.read.seek import apply_retention, seek_timestamp
@@ -81,9 +85,9 @@ class _ReaderReads(Reads):
 class ReaderEngine(SlateEngine):
     """SlateDB's reader as an engine that refuses to write."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: Any, check: TableCheck) -> None:
+        SlateRows.__init__(self, _ReaderReads(reader, READ), check)
         self._reader = reader
-        self._reads = _ReaderReads(reader, READ)
 
     @property
     def epoch(self) -> int:
@@ -107,10 +111,11 @@ class ReaderEngine(SlateEngine):
         try:
             await location.check_access()
             async with asyncio.timeout(_ANSWER_TIMEOUT):
-                manifest = await read_manifest(open_admin(location))
+                admin = open_admin(location)
+                manifest = await read_manifest(admin)
             if manifest is None:
                 raise NotFoundError(f"there is no store at {location.url}: check the location")
-            return cls(await builder.build())
+            return cls(await builder.build(), table_check(location, admin))
         except TimeoutError:
             raise StorageError(
                 f"storage at {location.url} did not answer within {_ANSWER_TIMEOUT:g} s: check that it "
@@ -250,7 +255,9 @@ def _mount(engine: ReaderEngine, files: ChunkFiles) -> Mount:
     """What `Mount.start` returns, without what only a writer needs."""
     settings = StoreSettings()
     admission = Admission(settings.inflight_bytes)
-    return Mount(engine, settings, admission, wall_clock, 1, LiveBytes(None), files)
+    unknown, basins = LiveBytes(None), DeletingBasins()
+    damage = KnownDamage()
+    return Mount(engine, settings, admission, wall_clock, 1, unknown, files, damage, basins)
 
 
 def _check_exists(url: str) -> None:

@@ -37,6 +37,7 @@ from streamfold.store.appends import Appends, settle_refusal
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.account import Account
 from streamfold.store.catalog.documents import Documents
+from streamfold.store.damage import DamageReport
 from streamfold.store.durable_streams import DurableStreams
 from streamfold.store.engine.disk_space import DiskSpace, UsageReader, memory_space, read_usage
 from streamfold.store.engine.engine import EngineOpener
@@ -353,6 +354,14 @@ class StreamStore:
     def storage_failures(self) -> int:
         """How often storage failed and was closed since the process started."""
         return self._supervisor.failures
+
+    @property
+    def damage(self) -> DamageReport:
+        """What reads and background work found unreadable since storage was opened."""
+        mounted = self._supervisor.current
+        if mounted is None:
+            return DamageReport()
+        return mounted.mount.damage.report(mounted.mount.engine.damaged_files)
 
     @property
     def storage_use(self) -> StorageUse | None:

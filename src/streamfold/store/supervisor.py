@@ -13,6 +13,7 @@ from typing import NoReturn
 from streamfold.backoff import pause_after
 from streamfold.blob import BlobStore
 from streamfold.errors import (
+    DataCorruptError,
     DeviceFailedError,
     FormatUnsupportedError,
     StorageError,
@@ -27,6 +28,7 @@ from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
 from streamfold.store.catalog.snapshots import SnapshotBlobs, StreamSnapshots
 from streamfold.store.catalog.staged_parts import StagedParts
+from streamfold.store.damage import KnownDamage
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener, commit_rows
 from streamfold.store.engine.location import FileLimits
@@ -190,9 +192,10 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(mounted.mount.committer.run())
-                group.create_task(mounted.upkeep.run())
-                group.create_task(mounted.upkeep.settle())
-                group.create_task(mounted.reclaimer.run())
+                if mounted.mount.damage.read_only is None:
+                    group.create_task(mounted.upkeep.run())
+                    group.create_task(mounted.upkeep.settle())
+                    group.create_task(mounted.reclaimer.run())
                 group.create_task(mounted.memory_release.run())
                 group.create_task(_watch_for_takeover(mounted.mount.engine))
         except BaseExceptionGroup as errors:
@@ -226,9 +229,11 @@ class Supervisor:
     async def _open(self) -> MountedStore:
         engine = await self._opener()
         try:
-            await _check_format(engine)
+            damage = await _check_format(engine)
             files = ChunkFiles(self._chunks, engine.epoch, self._file_limits)
-            mount = await Mount.start(engine, self._settings, self.admission, self._now, files)
+            mount = await Mount.start(
+                engine, self._settings, self.admission, self._now, files, damage
+            )
         except BaseException:
             await _close(engine, _CLOSE_TIMEOUT, flush=False)
             raise
@@ -304,7 +309,8 @@ class Supervisor:
         self._refuse(StoreClosingError())
         if mounted is not None:
             await mounted.mount.drain()
-            await mounted.upkeep.rest()
+            if mounted.mount.damage.read_only is None:
+                await mounted.upkeep.rest()
 
     def _refuse(self, error: StreamfoldError) -> None:
         self._refusal = error
@@ -333,9 +339,16 @@ async def _watch_for_takeover(engine: Engine) -> NoReturn:
             logger.warning("cannot check whether another process took over the store: %s", error)
 
 
-async def _check_format(engine: Engine) -> None:
-    value = await engine.get(keys.FORMAT)
-    version = 0 if value is None else rows.decode(value, FormatRow).version
+async def _check_format(engine: Engine) -> KnownDamage:
+    """Raise if this version cannot read the store; a store of unknown format is only read."""
+    damage = KnownDamage()
+    try:
+        value = await engine.get(keys.FORMAT)
+        version = 0 if value is None else rows.decode(value, FormatRow).version
+    except DataCorruptError as error:
+        effect = "the store takes no changes: its format is unknown"
+        damage.read_only = damage.note_row(effect, error)
+        return damage
     if version < FORMAT_VERSION:
         # From now on this version writes what an older one could not read.
         await commit_rows(engine, [(keys.FORMAT, rows.encode(FormatRow(FORMAT_VERSION)))])
@@ -344,6 +357,7 @@ async def _check_format(engine: Engine) -> None:
             f"the store has format {version}, but this version reads up to {FORMAT_VERSION}: "
             "use the version that wrote it, or a newer one"
         )
+    return damage
 
 
 async def _close(engine: Engine, silence: float, *, flush: bool) -> None:

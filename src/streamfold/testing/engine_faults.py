@@ -57,6 +57,10 @@ class FaultyEngine:
     def epoch(self) -> int:
         return self.inner.epoch
 
+    @property
+    def damaged_files(self) -> Sequence[str]:
+        return self.inner.damaged_files
+
     def fail_next(self, fault: CommitFault, *, with_records: bool = False) -> None:
         """Make the next commit fail, or the next one `with_records`: the background commits, too."""
         self._faults.append((fault, with_records))

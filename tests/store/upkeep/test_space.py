@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.errors import StorageError
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
 from streamfold.store.engine import location, slatedb_tables
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskUsage
-from streamfold.store.engine.engine import Run, commit_rows, first_row
+from streamfold.store.engine.engine import Run, TableDamagedError, commit_rows, first_row
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.engine.slatedb_binding import read_manifest
@@ -323,7 +322,7 @@ async def test_a_row_that_cannot_be_read_ends_a_scan(tmp_path: Path) -> None:
     for path in (tmp_path / "db" / "compacted").iterdir():
         path.unlink()
     engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
-    with pytest.raises(StorageError, match="SlateDB failed"):
+    with pytest.raises(TableDamagedError, match=r"db/compacted/.*backup"):
         await first_row(engine, b"0", b"9")
     await engine.close(flush=False)
 

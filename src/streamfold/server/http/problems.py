@@ -16,6 +16,8 @@ from streamfold.errors import (
     StoreRecoveringError,
     StreamfoldError,
 )
+from streamfold.store.damage import StoreDamagedError, StreamDamagedError
+from streamfold.store.engine.engine import TableDamagedError
 
 if TYPE_CHECKING:
     from streamfold.server.http.request import Request
@@ -25,8 +27,15 @@ logger = logging.getLogger(__name__)
 #: Writes an error as the answer to a request, in the form of one face.
 ProblemWriter: TypeAlias = Callable[["Request", Exception], Awaitable[None]]
 
-#: The store itself logs why a commit failed, once for all requests that it fails.
-_LOGGED_BY_STORE: Final = (OutcomeUnknownError, StoreRecoveringError, StorageFullError)
+#: The store itself logs why a commit failed, and what is damaged, once for all requests that it fails.
+_LOGGED_BY_STORE: Final = (
+    OutcomeUnknownError,
+    StoreRecoveringError,
+    StorageFullError,
+    StoreDamagedError,
+    StreamDamagedError,
+    TableDamagedError,
+)
 
 
 async def answer_problem(request: Request, error: Exception, write: ProblemWriter) -> None:

@@ -26,7 +26,7 @@ from streamfold.model.resources import Page
 from streamfold.store import keys, rows
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.catalog import NamedLocks
-from streamfold.store.engine.engine import Op
+from streamfold.store.engine.engine import Op, readable_pages
 from streamfold.store.mount import Mount
 from streamfold.store.rows import TokenRow
 
@@ -160,7 +160,7 @@ class AccessTokens:
         now = self._now()
         found: list[str] = []
         span = keys.tokens_from("", after=False), keys.TOKENS_END
-        async with aclosing(self._mount.engine.scan(*span, first=128)) as pages:
+        async with aclosing(readable_pages(self._mount.engine, *span, first=128)) as pages:
             async for page in pages:
                 for key, value in page:
                     if rows.decode(value, TokenRow).token.expired(now):

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from streamfold.errors import InvalidError
 from streamfold.store import keys
+from streamfold.store.damage import StoreDamagedError
+from streamfold.store.engine.engine import TableDamagedError
 from streamfold.store.supervisor import Supervisor
 
 #: Bytes; larger content belongs in a blob.
@@ -53,13 +55,25 @@ class Documents:
         return await mounted.mount.engine.get(keys.document(kind, document_id))
 
     async def scan(self, kind: str, prefix: str = "") -> AsyncGenerator[tuple[str, bytes]]:
-        """Yield the id and content of every document of a kind whose id begins with `prefix`."""
-        mounted = await self.supervisor.mounted()
-        span = keys.documents_span(kind, prefix)
-        async with aclosing(mounted.mount.engine.scan(*span, first=100)) as pages:
-            async for page in pages:
-                for key, value in page:
-                    yield keys.document_id(key), bytes(value)
+        """Yield the id and content of every document of a kind whose id begins with `prefix`.
+
+        StoreDamagedError after all that can be read, if others cannot.
+        """
+        mount = (await self.supervisor.mounted()).mount
+        start, end = keys.documents_span(kind, prefix)
+        damaged: StoreDamagedError | None = None
+        while start < end:
+            try:
+                async with aclosing(mount.engine.scan(start, end, first=100)) as pages:
+                    async for page in pages:
+                        for key, value in page:
+                            yield keys.document_id(key), bytes(value)
+                break
+            except TableDamagedError as error:
+                effect = f"documents of kind {kind!r} cannot all be read"
+                damaged, start = mount.damage.note_row(effect, error), error.span.end
+        if damaged is not None:
+            raise damaged
 
     async def all(self, kind: str) -> dict[str, bytes]:
         """Every document of a kind, by id."""

@@ -10,10 +10,48 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from streamfold.errors import DataCorruptError
+
 #: A put (key, value), or a delete (key, None).
 Op: TypeAlias = tuple[bytes, bytes | None]
 #: Key and value.
 Row: TypeAlias = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpan:
+    """The keys with `start` <= key < `end`."""
+
+    start: bytes
+    end: bytes
+
+    def overlaps(self, other: KeySpan) -> bool:
+        return self.start < other.end and other.start < self.end
+
+
+class TableDamagedError(DataCorruptError):
+    """The rows of `span` cannot be read, because the table in `file` is damaged; others can."""
+
+    code = "table_damaged"
+
+    def __init__(self, file: str, start: str, end: str) -> None:
+        super().__init__(
+            f"the file {file!r} is damaged: stop the server, put the same file back from a backup, and "
+            "start it again",
+            public_message="this needs rows that cannot be read, because storage is damaged: the "
+            "operator finds the file to restore in the server's log",
+        )
+        self.file = file
+        #: Hexadecimal.
+        self.start, self.end = start, end
+
+    @classmethod
+    def in_file(cls, file: str, span: KeySpan) -> TableDamagedError:
+        return cls(file, span.start.hex(), span.end.hex())
+
+    @property
+    def span(self) -> KeySpan:
+        return KeySpan(bytes.fromhex(self.start), bytes.fromhex(self.end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +125,7 @@ class Engine(Protocol):
         ...
 
     async def get(self, key: bytes) -> bytes | None:
-        """The durable value of `key`."""
+        """The durable value of `key`; TableDamagedError if that cannot be read."""
         ...
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -107,8 +145,15 @@ class Engine(Protocol):
 
         The first page has at most `first` rows, so that a caller that needs one row reads one. Rows
         committed while the scan runs may or may not be in it. Close a scan that is not read to its end.
+        Raises TableDamagedError where rows cannot be read, after all rows before them; a scan from the
+        end of its span continues after them.
         An `eager` scan fetches pages in advance, and takes more memory.
         """
+        ...
+
+    @property
+    def damaged_files(self) -> Sequence[str]:
+        """Files in which reads have met damage, below the location of the store."""
         ...
 
     async def check(self) -> None:
@@ -159,6 +204,20 @@ async def commit_rows(engine: Engine, ops: Sequence[Op]) -> None:
 def size_of(ops: Sequence[Op]) -> int:
     """Bytes of keys and values."""
     return sum([len(key) + len(value or b"") for key, value in ops])
+
+
+async def readable_pages(
+    engine: Engine, start: bytes, end: bytes, first: int
+) -> AsyncGenerator[list[Row]]:
+    """A scan that leaves out rows that cannot be read: only for work on each row by itself."""
+    while start < end:
+        try:
+            async with aclosing(engine.scan(start, end, first=first)) as pages:
+                async for page in pages:
+                    yield page
+            return
+        except TableDamagedError as damage:
+            start = damage.span.end
 
 
 async def first_row(

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
-from streamfold.errors import StorageError, StorageFullError, WriterFencedError
+from streamfold.errors import StorageError, WriterFencedError
 from streamfold.store.engine import slatedb_binding, slatedb_reads
-from streamfold.store.engine.disk_space import is_disk_full
-from streamfold.store.engine.engine import Batch, DiskUse, Op, Row, Tables, size_of
+from streamfold.store.engine.engine import Batch, DiskUse, Op, Tables, size_of
 from streamfold.store.engine.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.engine.location import Location
 from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
+from streamfold.store.engine.slatedb_rows import READ, SlateRows, translated
 from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
+from streamfold.store.engine.table_check import TableCheck, reader_of
 from streamfold.store.engine.wal_files import is_damage
 
 #: Bytes of memory that SlateDB may use for rows not yet in a sorted table, and the size of a table.
@@ -38,15 +39,6 @@ _POLL_LOCAL, _POLL_REMOTE = "500ms", "1s"
 _COMPACTED_BYTES = 64 << 20
 #: Bytes of blocks cached for point reads; scans of records bypass the cache.
 _CACHE_BYTES = 32 << 20
-#: Bytes that a scan fetches ahead of each table; the same for an eager scan, and its parallel fetches.
-_READ_AHEAD_BYTES = 1 << 20
-_EAGER_BYTES = 4 << 20
-_EAGER_TASKS = 2
-#: Rows and bytes of a page of a scan. SlateDB counts rows only, and the size of the next rows is
-#: unknown: a page may have 32 MiB when rows of 1 MiB follow small ones; the next has fewer rows.
-_PAGE_ROWS = 32
-_PAGE_BYTES = 1 << 20
-
 #: How often SlateDB retries a request that storage answered with an error, 0.1 to 0.8 s apart. Without
 #: a limit it would retry without end, and appends would never be answered. Server errors (5xx),
 #: throttling and refused connections are retried below this level, for minutes.
@@ -76,14 +68,20 @@ _WAL = binding.FlushOptions(flush_type=binding.FlushType.WAL)
 _READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
 
 
-class SlateEngine:
+class SlateEngine(SlateRows):
     """SlateDB as an Engine."""
 
     def __init__(
-        self, db: Any, admin: Any, epoch: int, disk: LocalDisk | None, tables: SlateTables
+        self,
+        db: Any,
+        admin: Any,
+        epoch: int,
+        disk: LocalDisk | None,
+        tables: SlateTables,
+        check: TableCheck,
     ) -> None:
+        super().__init__(slatedb_reads.Reads(db, READ), check)
         self._db = db
-        self._reads = slatedb_reads.Reads(db, READ)
         self._admin = admin
         self._epoch = epoch
         self._disk = disk
@@ -124,7 +122,7 @@ class SlateEngine:
             raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
         tables = SlateTables(db, admin, sizes, local=local)
-        engine = cls(db, admin, 0, disk, tables)
+        engine = cls(db, admin, 0, disk, tables, table_check(location, admin))
         try:
             await engine._take_over()
         except BaseException:
@@ -141,9 +139,13 @@ class SlateEngine:
             self._epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch
             if self._disk is not None:
                 await self._disk.take_over(self._admin, self._epoch)
-            await _until_clock_accepted(lambda: self._reads.get(b"any key"))
+            await _until_clock_accepted(self._read_any)
         except (binding.Error, OSError) as error:
             raise translated(error) from error
+
+    async def _read_any(self) -> None:
+        with suppress(binding.Error.Data):  # damage: the clock is accepted
+            await self._reads.get(b"any key")
 
     def prepare(self, ops: list[Op]) -> Batch:
         try:
@@ -191,82 +193,6 @@ class SlateEngine:
             pass  # the first error is all that SlateDB gives
         return error
 
-    async def get(self, key: bytes) -> bytes | None:
-        try:
-            try:
-                return await self._reads.get(key)
-            except binding.Error.Data:
-                # On slow storage a table may have been replaced meanwhile.
-                return await self._reads.get(key)
-        except binding.Error as error:
-            raise translated(error) from error
-
-    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        try:
-            try:
-                return await self._reads.get_many(keys)
-            except binding.Error.Data:
-                return await self._reads.get_many(keys)
-        except binding.Error as error:
-            raise translated(error) from error
-
-    async def scan(
-        self,
-        start: bytes,
-        end: bytes,
-        *,
-        first: int = 2,
-        descending: bool = False,
-        eager: bool = False,
-    ) -> AsyncGenerator[list[Row]]:
-        options = _DESCENDING if descending else _EAGER if eager else _ASCENDING
-        resumed_at = None
-        while start < end:  # SlateDB refuses an empty range
-            try:
-                async with aclosing(self._scan(start, end, first, options)) as pages:
-                    async for page in pages:
-                        last = page[-1][0]
-                        if descending:
-                            end = last
-                        else:
-                            start = last + b"\x00"
-                        yield page
-                return
-            except binding.Error.Data as error:
-                # Tables that a merge replaced while the scan ran are deleted after a while: continue
-                # after the last row with the tables that replaced them. Unreadable data fails again at
-                # the same row.
-                if resumed_at == (start, end):
-                    raise translated(error) from error
-                resumed_at = (start, end)
-            except binding.Error as error:
-                raise translated(error) from error
-
-    async def _scan(
-        self, start: bytes, end: bytes, first: int, options: slatedb_reads.ScanOptions
-    ) -> AsyncGenerator[list[Row]]:
-        most, ahead = first, None
-        try:
-            rows = await self._reads.scan(start, end, options)
-            page = await slatedb_reads.next_rows(rows, most)
-            while page:
-                # From the second page on, an eager scan fetches the next one in the background.
-                wanted = len(page) == most
-                if wanted and most != first and options is _EAGER:
-                    most = _page_rows(page)
-                    ahead = asyncio.ensure_future(slatedb_reads.next_large_page(rows, most))
-                yield page
-                if not wanted:
-                    return
-                if ahead is None:
-                    most = _page_rows(page)
-                    page = await slatedb_reads.next_rows(rows, most)
-                else:
-                    page, ahead = await ahead, None
-        finally:
-            if ahead is not None:
-                ahead.cancel()
-
     async def check(self) -> None:
         try:
             manifest = await slatedb_binding.read_manifest(self._admin)
@@ -300,7 +226,7 @@ class SlateEngine:
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
         try:
-            return await self._tables.merge(runs, young=young)
+            return await self._tables.merge(runs, young=young, damaged=self.damaged_files)
         except binding.Error as error:
             raise translated(error) from error
 
@@ -344,6 +270,12 @@ class SlateEngine:
             raise translated(error) from error
 
 
+def table_check(location: Location, admin: Any) -> TableCheck:
+    """Checks the tables at `location`."""
+    read = reader_of(location.folder, location.files)
+    return TableCheck(partial(slatedb_binding.read_manifest, admin), read)
+
+
 def open_admin(location: Location) -> Any:
     return binding.AdminBuilder(location.path, location.store).build()
 
@@ -363,23 +295,17 @@ async def _check_answers(admin: Any, location: Location) -> Any:
         ) from None
 
 
-def _page_rows(page: list[Row]) -> int:
-    """Rows of the page after `page`: as many of its largest row as make a full page, but at most twice
-    as many as before, because the next rows may be larger.
-    """
-    largest = max(len(value) for _, value in page) + 1
-    return max(1, min(2 * len(page), _PAGE_ROWS, _PAGE_BYTES // largest))
-
-
 async def _build(location: Location, wal: Any, now: Callable[[], int]) -> tuple[Any, Any]:
     """Open the database, and an admin, with a clock that is not behind the newest write."""
     builder = binding.DbBuilder(location.path, location.store)
-    builder.with_settings(_settings(local=location.folder is not None))
     builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
     cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
     builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
     admin = open_admin(location)
     manifest = await _check_answers(admin, location)
+    settings = _settings(local=location.folder is not None)
+    _set_young_tables(settings, 0 if manifest is None else len(manifest.l0))
+    builder.with_settings(settings)
     seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
     clock = await SlateClock.for_time(max(now(), seen), location.url)
     admin = clock.start(lambda: open_admin(location))
@@ -402,6 +328,17 @@ async def _until_clock_accepted(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(_CLOCK_PAUSE)
 
 
+def _set_young_tables(settings: Any, present: int) -> None:
+    """Make writers wait for merges at some number of young tables.
+
+    A damaged one is never merged (upstream defect 20). If they are many already, allow more: otherwise
+    writers would wait without end.
+    """
+    most = max(_YOUNG_TABLES, 2 * present)
+    settings.set("l0_max_ssts", str(most))
+    settings.set("l0_max_ssts_per_key", str(most))
+
+
 def _settings(*, local: bool) -> Any:
     settings = binding.Settings.default()
     # Off: `SlateTables.collect` calls the collector when files can be deleted, on local disk after a
@@ -413,8 +350,6 @@ def _settings(*, local: bool) -> Any:
     settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
     settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
     # A writer at full speed waits while young tables are too many: check for work often.
-    settings.set("l0_max_ssts", str(_YOUNG_TABLES))
-    settings.set("l0_max_ssts_per_key", str(_YOUNG_TABLES))
     for name in ("poll_interval", "worker.compactions_poll_interval", "commit_compacted_interval"):
         settings.set(f"compactor_options.{name}", f'"{_POLL_LOCAL if local else _POLL_REMOTE}"')
     # One for young tables, for which writers may have to wait, and one for merges on request.
@@ -433,38 +368,3 @@ def _settings(*, local: bool) -> Any:
     settings.set("compactor_options.worker.max_fetch_tasks", "1")
     settings.set("compactor_options.worker.max_sst_size", str(_COMPACTED_BYTES))
     return settings
-
-
-def _scan_options(order: Any, read_ahead: int, tasks: int) -> slatedb_reads.ScanOptions:
-    return slatedb_reads.ScanOptions(
-        binding.ScanOptions(
-            durability_filter=binding.DurabilityLevel.REMOTE,
-            dirty=False,
-            read_ahead_bytes=read_ahead,
-            cache_blocks=False,
-            max_fetch_tasks=tasks,
-            order=order,
-        )
-    )
-
-
-_ASCENDING = _scan_options(binding.IterationOrder.ASCENDING, _READ_AHEAD_BYTES, 1)
-_EAGER = _scan_options(binding.IterationOrder.ASCENDING, _EAGER_BYTES, _EAGER_TASKS)
-_DESCENDING = _scan_options(binding.IterationOrder.DESCENDING, 1, 1)
-READ = binding.ReadOptions(
-    durability_filter=binding.DurabilityLevel.REMOTE, dirty=False, cache_blocks=True
-)
-
-
-def translated(error: Exception) -> Exception:
-    if isinstance(error, binding.Error.Closed) and error.reason == binding.CloseReason.FENCED:
-        return WriterFencedError()
-    text = getattr(error, "message", str(error))
-    if is_disk_full(error):
-        return StorageFullError(
-            f"the disk is full: {text}",
-            public_message="the disk is full: free some space, trim or delete streams",
-        )
-    if isinstance(error, OSError):
-        return StorageError(f"the disk failed: {text}")
-    return StorageError(f"SlateDB failed: {text}")

@@ -88,9 +88,14 @@ class SlateTables:
         """Write what is in memory as a young table."""
         await self._db.flush_with_options(_MEMTABLE)
 
-    async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
+    async def merge(self, runs: Sequence[int], *, young: bool, damaged: Sequence[str] = ()) -> bool:
+        """Merge runs, and all young tables with `young`; not `damaged` ones, which would never end."""
         manifest = await self._newest_manifest()
         present = [run.id for run in manifest.compacted]
+        views = list(manifest.l0) if young else []
+        views += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
+        if any(file.endswith(tuple(_files_of(views))) for file in damaged if views):
+            return False
         sources = [binding.SourceId.SST_VIEW(view.id) for view in manifest.l0] if young else []
         sources += [binding.SourceId.SORTED_RUN(run) for run in present if run in runs]
         if not sources or not set(runs) <= set(present):
@@ -110,9 +115,7 @@ class SlateTables:
             return bool(merge.status is binding.CompactionStatus.COMPLETED)
         # It ended, and others after it, and SlateDB keeps no result (upstream defect 6): a merge
         # replaces its sources.
-        merged = list(manifest.l0) if young else []
-        merged += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
-        return not _files_of(merged) & table_files(await self._newest_manifest())
+        return not _files_of(views) & table_files(await self._newest_manifest())
 
     async def collect(self, *, log: bool) -> None:
         """Delete files that are not needed any more; with `log`, also WAL files."""
@@ -130,10 +133,10 @@ class SlateTables:
 
 def table_files(manifest: Any) -> set[str]:
     """The names of the files of all tables that a manifest names."""
-    return _files_of(_views(manifest))
+    return _files_of(table_views(manifest))
 
 
-def _views(manifest: Any) -> list[Any]:
+def table_views(manifest: Any) -> list[Any]:
     """The tables that a manifest names."""
     return [*manifest.l0, *(view for run in manifest.compacted for view in run.sst_views)]
 

@@ -82,12 +82,15 @@ class Committer:
         admission: Admission,
         files: ChunkFiles,
         on_durable: Callable[[Sequence[Share]], None],
+        read_only: StreamfoldError | None = None,
     ) -> None:
+        """With `read_only`, all writes raise that error, and logs stay as they are."""
         self._engine = engine
         self._files = files
         self._settings = settings
         self._admission = admission
         self._on_durable = on_durable
+        self.read_only = read_only
         #: Called for each durable commit.
         self.on_commit: Callable[[CommitReport], None] = lambda report: None
         self._last_start: float | None = None
@@ -113,6 +116,8 @@ class Committer:
         if self._refusal is not None:
             self._admission.release(log.fail((), self._refusal, self._refusal))
             return
+        if self.read_only is not None:
+            return
         if not self._dirty:
             self._wake.set()  # it stays set while anything is pending
         if log not in self._dirty:
@@ -123,8 +128,8 @@ class Committer:
 
     async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
         """Commit `ops` and `content` after everything accepted before; durable when this returns."""
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)
+        if refusal := self._refusal or self.read_only:
+            raise refusal.with_traceback(None)
         done = asyncio.get_running_loop().create_future()
         self._rows.append(_Rows(ops, content, self._touched, done))
         self._wake.set()

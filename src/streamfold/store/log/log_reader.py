@@ -14,6 +14,7 @@ from streamfold.model.configs import shared
 from streamfold.model.names import StreamRef
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.store import keys, rows
+from streamfold.store.damage import stream_damaged
 from streamfold.store.engine.engine import Engine, first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.stream_log import StreamLog
@@ -42,13 +43,20 @@ class LogReader:
                     logs[ref] = row
             states = [keys.state(row.id) for row in streams.values()]
             values = await self._engine.get_many(states) if states else []
+        except DataCorruptError as error:
+            if len(refs) > 1:  # only those whose rows are damaged fail
+                return [log for ref in refs for log in await self.read([ref])]
+            return [stream_damaged(refs[0], None, error)]
         except Exception as error:
             return [error] * len(refs)
         reads = [
             self._read_log(ref, row, state)
             for (ref, row), state in zip(streams.items(), values, strict=True)
         ]
-        logs |= zip(streams, await _gather(reads), strict=True)
+        logs |= {
+            ref: stream_damaged(ref, None, log) if isinstance(log, DataCorruptError) else log
+            for ref, log in zip(streams, await _gather(reads), strict=True)
+        }
         return [logs[ref] for ref in refs]
 
     async def _read_log(self, ref: StreamRef, row: StreamRow, value: bytes | None) -> StreamLog:
@@ -97,7 +105,7 @@ def _stream_row(ref: StreamRef, value: bytes | None) -> StreamRow | Exception:
     try:
         row = rows.decode(value, StreamRow)
     except DataCorruptError as error:
-        return error
+        return stream_damaged(ref, None, error)
     # Nearly all streams have one of a few configurations; nobody else has this row yet.
     msgspec.structs.force_setattr(row, "config", shared(row.config))
     return row

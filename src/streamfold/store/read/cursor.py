@@ -10,7 +10,8 @@ from itertools import islice
 from streamfold.errors import BlobNotFoundError, DataCorruptError
 from streamfold.records import payload as payloads
 from streamfold.store import keys
-from streamfold.store.engine.engine import Row
+from streamfold.store.damage import StreamDamagedError, stream_damaged
+from streamfold.store.engine.engine import Row, TableDamagedError
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import missing
 from streamfold.store.log.chunks import Chunk
@@ -20,6 +21,7 @@ from streamfold.store.mount import Mount
 from streamfold.store.read.requests import Allowance, ReadBatch
 from streamfold.store.read.seek import (
     apply_retention,
+    damaged_records,
     next_segment,
     own_part,
     segment_of,
@@ -196,7 +198,31 @@ class Cursor:
         return False
 
     async def _peek(self) -> Chunk | None:
-        """The chunk that holds the next record; None at the tail."""
+        """The chunk that holds the next record; None at the tail.
+
+        StreamDamagedError if it cannot be read; `seq_num` has passed everything before it then.
+        """
+        try:
+            return await self._next_chunk()
+        except DataCorruptError as error:
+            await self._end_scan()
+            damaged = await self._damaged(error)
+            self._mount.damage.note(damaged.damage)
+            raise damaged from error
+
+    async def _damaged(self, error: DataCorruptError) -> StreamDamagedError:
+        """`error` with the records that cannot be read."""
+        if isinstance(error, StreamDamagedError):
+            return error
+        if isinstance(error, TableDamagedError):
+            return await damaged_records(self._mount, self._log, self.seq_num, error)
+        if not self._ahead:
+            return stream_damaged(self._log.ref, None, error)
+        chunk = self._ahead[0]
+        seq_nums = range(max(self.seq_num, chunk.first_seq_num), chunk.last_seq_num + 1)
+        return stream_damaged(self._log.ref, seq_nums, error, chunk.part.file)
+
+    async def _next_chunk(self) -> Chunk | None:
         while True:
             self._log.check_alive()
             if self._log.retention_due:
@@ -250,13 +276,30 @@ class Cursor:
         except BlobNotFoundError:
             self._log.check_alive()  # a deleted stream's files go, too
             if run[-1].last_seq_num >= self._log.readable_from:
-                raise missing(run[-1]) from None
+                seq_nums = range(max(self.seq_num, run[0].first_seq_num), run[-1].last_seq_num + 1)
+                gone = missing(run[-1])
+                raise stream_damaged(self._log.ref, seq_nums, gone, run[-1].part.file) from None
             loaded = []  # they were trimmed and deleted meanwhile
+        except DataCorruptError:
+            loaded = await self._load_whole(run)
         finally:
             self._ahead.extendleft(reversed(loaded))
         self._fetched += sum(chunk.metered for chunk in loaded)
         held = sum(len(chunk.payload) for chunk in self._ahead) + _LOADS_AHEAD * _LOAD_BYTES
         self._mount.scans.hold(self, self._eager, held)
+
+    async def _load_whole(self, run: list[Chunk]) -> list[Chunk]:
+        """`run`, of which a chunk is damaged, with the payloads of those before it.
+
+        Raises if it is the first one.
+        """
+        loaded = await self._mount.files.read(run[:1])
+        for chunk in run[1:]:
+            try:
+                loaded += await self._mount.files.read([chunk])
+            except DataCorruptError:
+                break
+        return loaded + run[len(loaded) :]
 
     def _load_ahead(self) -> None:
         """Begin to read the chunks that follow those that are being read."""
@@ -287,11 +330,10 @@ class Cursor:
         if chunk.first_seq_num > self.seq_num:
             raise self._missing(chunk.first_seq_num)
 
-    def _missing(self, end: int) -> DataCorruptError:
-        return DataCorruptError(
-            f"records {self.seq_num} to {end - 1} of stream {self._log.name!r} in basin "
-            f"{self._log.basin!r} are missing from storage although they are not trimmed"
-        )
+    def _missing(self, end: int) -> StreamDamagedError:
+        cause = "they are missing from storage although they are not trimmed"
+        seq_nums = range(self.seq_num, end)
+        return StreamDamagedError(*self._log.ref, cause, seq_nums=seq_nums)
 
     async def _read_ahead(self) -> None:
         if recent := self._mount.recent.since(self._log.id, self.seq_num):
@@ -323,7 +365,9 @@ class Cursor:
         page = await anext(self._scan, None)
         limit = durable if segment is None else segment.end
         if page is not None:
-            parts = [chunks.decode(value) for _, value in page]
+            parts = self._decode(page)
+            if len(parts) < len(page):
+                await self._end_scan()  # the next one starts at the row that cannot be read
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
             self._fetched += sum(len(part.payload) for part in parts)
             if self._ahead:
@@ -331,6 +375,19 @@ class Cursor:
         await self._end_scan()
         if fresh and self.seq_num >= self._log.readable_from:
             raise self._missing(int(limit))
+
+    def _decode(self, page: list[Row]) -> list[Chunk]:
+        """The chunks before the first one that cannot be read; raises if that is the first of all."""
+        parts: list[Chunk] = []
+        for key, value in page:
+            try:
+                parts.append(chunks.decode(value))
+            except DataCorruptError as error:
+                if parts:
+                    break
+                seq_nums = range(self.seq_num, keys.chunk_last_seq_num(key) + 1)
+                raise stream_damaged(self._log.ref, seq_nums, error) from error
+        return parts
 
 
 def _discard(loading: asyncio.Task[list[Chunk]]) -> None:

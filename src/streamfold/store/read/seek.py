@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from streamfold.errors import BlobNotFoundError, DataCorruptError, InvalidError
 from streamfold.records import payload as payloads
 from streamfold.store import keys
-from streamfold.store.engine.engine import first_row
+from streamfold.store.damage import StreamDamagedError, stream_damaged
+from streamfold.store.engine.engine import TableDamagedError, first_row
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import missing
 from streamfold.store.log.chunks import Chunk
@@ -114,14 +115,17 @@ async def _seek_timestamp(
     mount: Mount, log: StreamLog, first: int, timestamp: int, key: SealingKey | None
 ) -> int:
     tail = int(log.durable.seq_num)
+    gaps: dict[int, StreamDamagedError] = {}
     chunk = await _first_chunk(
         log,
         range(first, tail),
-        lambda seq_num: _bounds_from(mount, log, seq_num, key),
+        lambda seq_num: _around(mount, log, seq_num, _bounds_from(mount, log, seq_num, key), gaps),
         lambda chunk: chunk.last_timestamp >= timestamp,
     )
     if chunk is None:
         return tail  # not the tail of now: nobody has looked at what came meanwhile
+    if damaged := gaps.get(chunk.first_seq_num):
+        raise damaged  # the record may be one of these
     clear = own_part(await _loaded(mount, log, chunk), log.row, key)
     within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
     return max(chunk.first_seq_num + within, first)
@@ -141,7 +145,7 @@ async def apply_retention(mount: Mount, log: StreamLog) -> None:
     chunk = await _first_chunk(
         log,
         range(first, tail),
-        lambda seq_num: _stored_chunk(mount, log, seq_num),
+        lambda seq_num: _around(mount, log, seq_num, _stored_chunk(mount, log, seq_num), {}),
         lambda chunk: chunk.arrived_at >= horizon,
     )
     if chunk is None:
@@ -165,6 +169,59 @@ async def _loaded(mount: Mount, log: StreamLog, chunk: Chunk) -> Chunk:
     except BlobNotFoundError:
         log.check_alive()  # a deleted stream's files go, too
         raise missing(chunk) from None
+
+
+async def damaged_records(
+    mount: Mount, log: StreamLog, seq_num: int, error: TableDamagedError
+) -> StreamDamagedError:
+    """The error for a read of record `seq_num`, with all records up to the next that can be read."""
+    segment = segment_of(log.row, seq_num)
+    limit = int(log.durable.seq_num) if segment is None else segment.end
+    chunk = await _chunk_after(mount, log.row, seq_num, error)
+    following = limit if chunk is None else min(limit, chunk.first_seq_num)
+    return stream_damaged(log.ref, range(seq_num, max(following, seq_num + 1)), error)
+
+
+async def _chunk_after(
+    mount: Mount, row: StreamRow, seq_num: int, error: TableDamagedError
+) -> Chunk | None:
+    """The first chunk after the damage that a read of record `seq_num` met; None if there is none."""
+    _, end = span_from(row, seq_num)
+    start = error.span.end
+    while start < end:
+        try:
+            found = await first_row(mount.engine, start, end)
+        except TableDamagedError as further:
+            start = further.span.end
+        else:
+            return None if found is None else chunks.decode(found[1])
+    return None
+
+
+async def _around(
+    mount: Mount,
+    log: StreamLog,
+    seq_num: int,
+    reading: Awaitable[Chunk | None],
+    gaps: dict[int, StreamDamagedError],
+) -> Chunk | None:
+    """What `reading` finds; in place of a damaged chunk, one that is as late as those after it.
+
+    So a search takes damaged records for later than they are: retention never removes them because
+    they cannot be read. Adds them to `gaps`.
+    """
+    try:
+        return await reading
+    except TableDamagedError as error:
+        damaged = await damaged_records(mount, log, seq_num, error)
+        mount.damage.note(damaged.damage)
+        gaps[seq_num] = damaged
+        after = await _chunk_after(mount, log.row, seq_num, error)
+        arrived_at, timestamp = log.arrived_at, int(log.durable.timestamp)
+        if after is not None:
+            arrived_at, timestamp = after.arrived_at, after.last_timestamp
+        records = len(damaged.seq_nums) if damaged.seq_nums is not None else 1
+        return Chunk(seq_num, records, 0, timestamp, timestamp, arrived_at, b"")
 
 
 async def _first_chunk(

@@ -31,7 +31,8 @@ from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.catalog.snapshots import StreamSnapshots
 from streamfold.store.catalog.staged_parts import StagedParts
-from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.damage import StreamDamagedError
+from streamfold.store.engine.engine import Op, TableDamagedError, first_row, readable_pages
 from streamfold.store.leftovers import Leftovers
 from streamfold.store.log.retention import age_limit
 from streamfold.store.log.stream_log import StreamLog
@@ -186,13 +187,19 @@ class Upkeep:
             self._wake.clear()
             await self.mount.engine.check()
             await self.usage.held.restore()
-            await self._delete_basins()
-            await self._sweep_streams()
-            await self._clean_up()
-            await self.tokens.remove_expired()
-            await self._delete_leftovers()
-            await self.mount.engine.collect()
-            await self.usage.measure()
+            for effect, step in (
+                ("basins are not deleted", self._delete_basins),
+                ("retention is not applied to all streams", self._sweep_streams),
+                ("trimmed and deleted records are not all removed", self._clean_up),
+                ("expired access tokens are not removed", self.tokens.remove_expired),
+                ("leftover files are not deleted", self._delete_leftovers),
+                ("files are not collected", self.mount.engine.collect),
+                ("usage is not counted", self.usage.measure),
+            ):
+                try:
+                    await step()
+                except DataCorruptError as error:  # the next pass tries again
+                    self.mount.damage.note_row(effect, error)
 
     async def _delete_leftovers(self) -> None:
         """Look for files without a row again once some of those that were found may be deleted."""
@@ -213,7 +220,7 @@ class Upkeep:
     async def _delete_basins(self) -> None:
         """Delete the streams of deleted basins, and each basin after its last stream."""
         span = keys.basins_from("", after=False), keys.BASINS_END
-        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
+        async with aclosing(readable_pages(self.mount.engine, *span, first=100)) as pages:
             async for page in pages:
                 for key, value in page:
                     if rows.decode(value, BasinRow).deleted_at is not None:
@@ -258,7 +265,7 @@ class Upkeep:
         visits: list[Visit] = []
         rest: bytes | None = start
         try:
-            async with aclosing(self.mount.engine.scan(start, end, first=128)) as pages:
+            async with aclosing(readable_pages(self.mount.engine, start, end, first=128)) as pages:
                 async for page in pages:
                     for key, value in page:
                         rest = key
@@ -363,7 +370,7 @@ class Upkeep:
     async def _clean_up(self) -> None:
         """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
         span = keys.CLEANUPS_START, keys.CLEANUPS_END
-        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
+        async with aclosing(readable_pages(self.mount.engine, *span, first=100)) as pages:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, CleanupRow)
@@ -506,6 +513,8 @@ def _skipping(ref: StreamRef) -> Iterator[None]:
         yield
     except StreamNotFoundError:
         logger.debug("stream %r in basin %r was deleted meanwhile", ref.stream, ref.basin)
+    except (StreamDamagedError, TableDamagedError) as error:  # logged when they were first met
+        logger.debug("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
     except (DataCorruptError, *_FILES_FAILED) as error:
         logger.error("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
 

@@ -19,7 +19,7 @@ import msgspec
 
 from streamfold.errors import DataCorruptError, StorageError
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Op, Row
+from streamfold.store.engine.engine import Op, Row, TableDamagedError, readable_pages
 from streamfold.store.log import chunks
 from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
@@ -209,22 +209,34 @@ class HeldBytes:
         # Each of these reads gives way to all appends under way after a few rows: one alone would
         # settle streams more slowly than appends come.
         parts = [alone[n : n + _READ_TOGETHER] for n in range(0, len(alone), _READ_TOGETHER)]
-        get_many = self._mount.engine.get_many
-        found = await asyncio.gather(*[get_many(list(map(keys.held, part))) for part in parts])
+        found = await asyncio.gather(*[self._values(part) for part in parts])
         values |= zip(alone, chain.from_iterable(found), strict=True)
         return {
             key: self._unwritten.get(key) or self._row(key, values.get(key)) for key in stream_ids
         }
 
+    async def _values(self, stream_ids: Sequence[int]) -> list[bytes | None]:
+        """What storage has of these rows; nothing that can be decoded for one that is damaged."""
+        engine = self._mount.engine
+        try:
+            return await engine.get_many(list(map(keys.held, stream_ids)))
+        except TableDamagedError:
+            if len(stream_ids) == 1:
+                return [b""]
+        return [value for one in stream_ids for value in await self._values([one])]
+
     async def _scan(self, group: Sequence[int]) -> dict[int, bytes | None]:
         """What storage has of the rows of these neighbours, in order of their ids."""
         found: dict[int, bytes | None] = dict.fromkeys(group)
         span = keys.held(group[0]), keys.held(group[-1] + 1)
-        async with aclosing(self._mount.engine.scan(*span, first=_SCANNED_FROM)) as pages:
-            async for page in pages:
-                for key, value in page:
-                    if (stream_id := keys.held_stream_id(key)) in found:
-                        found[stream_id] = value
+        try:
+            async with aclosing(self._mount.engine.scan(*span, first=_SCANNED_FROM)) as pages:
+                async for page in pages:
+                    for key, value in page:
+                        if (stream_id := keys.held_stream_id(key)) in found:
+                            found[stream_id] = value
+        except TableDamagedError:
+            return dict(zip(group, await self._values(group), strict=True))
         return found
 
     async def count_all(self) -> None:
@@ -233,7 +245,7 @@ class HeldBytes:
         self._counting = counting
         span = keys.STREAMS_START, keys.STREAMS_END
         try:
-            async with aclosing(self._mount.engine.scan(*span, first=128)) as pages:
+            async with aclosing(readable_pages(self._mount.engine, *span, first=128)) as pages:
                 async for page in pages:
                     # A few at a time: streams are settled in between.
                     for first in range(0, len(page), _COUNTED_AT_ONCE):
@@ -274,7 +286,10 @@ class HeldBytes:
     async def _restore(self) -> None:
         if self._restored:
             return
-        value = await self._mount.engine.get(keys.HELD_TOTALS)
+        try:
+            value = await self._mount.engine.get(keys.HELD_TOTALS)
+        except TableDamagedError:
+            value = None  # all streams are counted again
         self._restored = True
         if value is None:
             return
@@ -359,12 +374,16 @@ class HeldBytes:
             fresh.metered -= metered
 
     async def _count(self, stream_id: int, start: int, end: int | None) -> tuple[int, int]:
-        """Where the stored chunks from `start` on end, before `end`, and their bytes."""
+        """Where the stored chunks from `start` on end, before `end`, and their bytes.
+
+        Those that cannot be read do not count.
+        """
         if end is not None and end <= start:
             return start, 0
         last = keys.chunks_end(stream_id) if end is None else keys.chunk(stream_id, end)
         metered = 0
-        async with aclosing(self._mount.engine.scan(keys.chunk(stream_id, start), last)) as pages:
+        first = keys.chunk(stream_id, start)
+        async with aclosing(readable_pages(self._mount.engine, first, last, first=2)) as pages:
             async for page in pages:
                 metered += sum(_metered(value) for _, value in page)
                 start = keys.chunk_last_seq_num(page[-1][0]) + 1

@@ -13,7 +13,7 @@ from streamfold.model.access_tokens import GROUP_OPERATIONS, Group, Operation
 from streamfold.model.configs import StorageClass
 from streamfold.model.metrics import AccountMetrics, BasinMetrics
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.engine.engine import Op, first_row, readable_pages
 from streamfold.store.log.shares import Share
 from streamfold.store.mount import Mount
 from streamfold.store.rows import StreamRow, UsageRow
@@ -226,7 +226,7 @@ class UsageKeeper:
         found: dict[str, StreamRow] = {}
         engine = self._mount.engine
         async with aclosing(
-            engine.scan(keys.basins_from("", after=False), keys.BASINS_END, first=100)
+            readable_pages(engine, keys.basins_from("", after=False), keys.BASINS_END, first=100)
         ) as pages:
             async for page in pages:
                 for key, _ in page:

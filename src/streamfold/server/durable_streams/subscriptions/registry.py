@@ -21,6 +21,7 @@ from streamfold.server.durable_streams.subscriptions.storage import (
     load_subscriptions,
 )
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, Draft
+from streamfold.store.damage import StoreDamagedError
 from streamfold.store.store import StreamStore
 
 logger = logging.getLogger(__name__)
@@ -69,14 +70,19 @@ class SubscriptionRegistry:
         self._freshened = asyncio.Event()
         self._matching = asyncio.Lock()
         self._room_made = asyncio.Event()
+        #: Why there may be subscriptions that are not among `entries`.
+        self._damaged: StoreDamagedError | None = None
         self._interested: dict[str, Sequence[ActiveSubscription]] = {}
 
     async def load(self) -> None:
         """Load what storage holds."""
-        subscriptions = load_subscriptions(self._documents, self._basin, self.time_slice)
-        async for id_, stored, state in subscriptions:
-            grant = await self._grant_of(state.owner)
-            self.add(ActiveSubscription(stored, self._basin, id_, state, grant))
+        try:
+            subscriptions = load_subscriptions(self._documents, self._basin, self.time_slice)
+            async for id_, stored, state in subscriptions:
+                grant = await self._grant_of(state.owner)
+                self.add(ActiveSubscription(stored, self._basin, id_, state, grant))
+        except StoreDamagedError as error:
+            self._damaged = error
 
     def new_entry(self, id_: str, state: Subscription, grant: Grant) -> ActiveSubscription:
         """A subscription that storage does not have yet."""
@@ -86,7 +92,7 @@ class SubscriptionRegistry:
     def get(self, id_: str) -> ActiveSubscription:
         entry = self.entries.get(id_)
         if entry is None:
-            raise SubscriptionNotFoundError(id_)
+            raise self._damaged or SubscriptionNotFoundError(id_)
         return entry
 
     def add(self, entry: ActiveSubscription) -> None:
@@ -108,7 +114,12 @@ class SubscriptionRegistry:
         return TimeSlice(self._step_clock)
 
     def require_room(self, owner: str | None) -> None:
-        """Raise unless there is room for another subscription of this owner."""
+        """Raise unless there is room for another subscription of this owner.
+
+        Also if some cannot be read: the new one may be one of these.
+        """
+        if self._damaged is not None:
+            raise self._damaged
         owned = [entry for entry in self.entries.values() if entry.state.owner == owner]
         if owner is not None and len(owned) >= SUBSCRIPTIONS_PER_OWNER:
             raise InvalidError(

@@ -14,6 +14,8 @@ const INTERVAL = 2000;
 const KEPT = 120;
 /** Readings that the charts have room for at first: a minute. */
 const FIRST = 30;
+/** Damaged places that are listed. */
+const DAMAGE = 20;
 /** Streams that the list of the busiest has room for, so that nothing moves when there are fewer. */
 const BUSIEST = 5;
 /** Seconds that acknowledgements may take before the page calls them slow. */
@@ -45,8 +47,9 @@ function point(before, after, seconds) {
 }
 
 /** Sentences about what is wrong; [kind, text] each, the worst first. */
-function problems(now, latest, readiness) {
+function problems(now, latest, readiness, damage) {
   const found = [];
+  for (const text of damage?.summary ?? []) found.push(["bad", `Storage is damaged: ${text}.`]);
   if (readiness) found.push(["bad", `The server takes no new work: ${readiness}`]);
   if (sample(now, "streamfold_storage_full") === 1) {
     found.push(["bad", "Storage is full: appends are refused. Free space, or trim and delete streams; reads and trims still work."]);
@@ -68,17 +71,17 @@ function problems(now, latest, readiness) {
 }
 
 function useHistory() {
-  const [state, setState] = useState({ now: null, points: [], readiness: "", busiest: null, error: null });
+  const [state, setState] = useState({ now: null, points: [], readiness: "", busiest: null, damage: null, error: null });
   const last = useRef(null);
   const read = async () => {
     try {
-      const [text, readiness, busiest] = await Promise.all([(await request("metrics")).text(), notReady(), busiestStreams()]);
+      const [text, readiness, busiest, damage] = await Promise.all([(await request("metrics")).text(), notReady(), busiestStreams(), knownDamage()]);
       const now = parseMetrics(text);
       const at = performance.now();
       const before = last.current;
       last.current = { now, at };
       const points = before ? [point(before.now, now, (at - before.at) / 1000)] : [];
-      setState((state) => ({ now, readiness, busiest, error: null, points: [...state.points, ...points].slice(-KEPT) }));
+      setState((state) => ({ now, readiness, busiest, damage, error: null, points: [...state.points, ...points].slice(-KEPT) }));
     } catch (error) {
       last.current = null;
       if (error instanceof ApiError) setState((state) => ({ ...state, error }));
@@ -110,6 +113,24 @@ async function busiestStreams() {
   }
 }
 
+/** What cannot be read because storage is damaged; null if this caller may not see it. */
+async function knownDamage() {
+  try {
+    return await getJson("v1/damage");
+  } catch (error) {
+    if (error instanceof ApiError) return null;
+    throw error;
+  }
+}
+
+const Damage = ({ damage }) => html`<section class="card damage"><header><h2>Damaged storage</h2><span class="muted">met since the server opened its storage</span></header>
+  <div class="scroll"><table><thead><tr><th>What does not work</th><th>File to restore</th></tr></thead>
+  <tbody>${damage.places.slice(0, DAMAGE).map((one) => html`<tr key=${one.effect}>
+    <td>${one.stream === undefined ? one.effect : html`<a href=${link(["basins", one.basin, one.stream])}>${one.effect}</a>`}</td>
+    <td class="name">${one.file ?? "–"}</td></tr>`)}
+  ${damage.places.length === 0 && damage.files.map((file) => html`<tr key=${file}><td>Reads are slower.</td><td class="name">${file}</td></tr>`)}</tbody></table></div>
+  ${damage.places.length > DAMAGE && html`<p class="body muted">${plural(damage.places.length - DAMAGE, "more place")}: GET v1/damage lists all.</p>`}</section>`;
+
 const Busiest = ({ streams }) => html`<section class="card"><header><h2>Busiest streams</h2><span class="muted">appended, last seconds</span></header>
   <div class="scroll busiest">${streams.length === 0 ? html`<p class="body muted">Nothing was appended in the last seconds.</p>` : html`<table><thead><tr><th>Stream</th><th class="number">Records</th><th class="number">Bytes</th></tr></thead>
   <tbody>${streams.slice(0, BUSIEST).map((one) => html`<tr key=${`${one.basin}/${one.stream}`}>
@@ -122,13 +143,13 @@ const Figure = ({ what, value, more, values, label }) => html`<section class="ca
 </section>`;
 
 export function OverviewPage() {
-  const { now, points, readiness, busiest, error } = useHistory();
+  const { now, points, readiness, busiest, damage, error } = useHistory();
   const basins = useLoaded(() => list("v1/basins", "basins"), []);
   const location = useLoaded(() => getJson("v1/locations/default"), []);
   const latest = points.at(-1) ?? (now && gauges(now));
   const of = (name) => points.map((one) => one[name]);
   const { online } = useConnection();
-  const wrong = online ? problems(now, latest, readiness) : [["bad", "The server does not answer. What is shown is what it said last."]];
+  const wrong = online ? problems(now, latest, readiness, damage) : [["bad", "The server does not answer. What is shown is what it said last."]];
   const worst = wrong.some(([kind]) => kind === "bad") ? "bad" : wrong.length ? "warn" : "";
   const value = (name, format) => (latest && latest[name] !== undefined ? format(latest[name]) : "–");
   const free = sample(now, "streamfold_storage_free_bytes");
@@ -151,6 +172,7 @@ export function OverviewPage() {
       <${Figure} what="Memory" value=${value("memory", bytes)} more="of the server's process" values=${of("memory")} />
       <${Figure} what="Storage" value=${value("disk", bytes)} more=${`${dead === undefined ? "" : `${bytes(dead)} to be reclaimed`}${free === undefined ? "" : `, ${bytes(free)} free`}`} values=${of("disk")} />
     </div>
+    ${damage?.summary.length > 0 && html`<${Damage} damage=${damage} />`}
     ${busiest && html`<${Busiest} streams=${busiest} />`}
     <section class="card"><header><h2>What is stored</h2></header><div class="body facts">
       <span>Location <b class="name">${url ?? location.value?.name ?? "–"}</b></span>

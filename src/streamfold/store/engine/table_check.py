@@ -1,0 +1,260 @@
+"""Finds the damaged part of a table, so that reads can return everything around it.
+
+SlateDB checks each block of a table when it reads it, and a failure names nothing but the file.
+It fetches many blocks at once, so that error also covers rows that are whole. This module reads the
+index of the table and checks every block: what it returns is exact, up to one row (`_span`).
+
+A table is data blocks, a filter, an index, statistics and a footer (slatedb 0.17, table format 2). Each
+block ends with the CRC-32 of the bytes before it. The index is a flatbuffer that lists offset and first
+key of each block, shortened where that is possible. The manifest says where it is, and has the first
+and last key of the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import struct
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from zlib import crc32
+
+from streamfold.blob import BlobStore
+from streamfold.errors import BlobNotFoundError
+from streamfold.store.engine.engine import KeySpan
+from streamfold.store.engine.location import DATABASE
+from streamfold.store.engine.slatedb_tables import table_views
+
+logger = logging.getLogger(__name__)
+
+#: The file name of a table in an error of SlateDB.
+_TABLE: Final = re.compile(r"compacted/([0-9A-Z]{26}\.sst)")
+#: Bytes of blocks that are read at once.
+_READ_BYTES: Final = 4 << 20
+#: Tables whose damage is kept in memory.
+_TABLES_MAX: Final = 100
+_U16, _U32, _I32, _U64 = (struct.Struct(f"<{kind}") for kind in "HIiQ")
+_CHECKSUM: Final = struct.Struct(">I")
+
+#: Reads bytes of a file: name, offset, length. Returns fewer past the end of the file.
+ReadFile: TypeAlias = Callable[[str, int, int], Awaitable[bytes]]
+
+
+class _UnreadableError(Exception):
+    """These bytes are not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDamage:
+    """The rows of one table that cannot be read."""
+
+    #: Name of the file below the location of the store.
+    file: str
+    #: In order, without overlaps. Empty if only the filter is damaged: scans do not need it.
+    spans: tuple[KeySpan, ...]
+
+
+class TableCheck:
+    """Checks tables of one database; `manifest` reads the newest manifest."""
+
+    def __init__(self, manifest: Callable[[], Awaitable[Any]], read: ReadFile | None) -> None:
+        self._manifest = manifest
+        self._read = read
+        self._checking = asyncio.Lock()
+        self._tables: dict[str, TableDamage] = {}
+
+    @property
+    def known(self) -> Collection[TableDamage]:
+        """The damage that was found; a file that is restored counts as damaged until a restart."""
+        return self._tables.values()
+
+    async def damage(self, message: str, span: KeySpan) -> list[TableDamage]:
+        """The damage in the table that an error of SlateDB names, or in all tables of `span`.
+
+        Empty if there is no such table any more: a merge has replaced it.
+        """
+        if self._read is None:
+            return []
+        views = {f"{view.sst.id.value}.sst": view for view in table_views(await self._manifest())}
+        if name := _TABLE.search(message):
+            names = [name[1]]
+        else:
+            names = [name for name, view in views.items() if _whole(view.sst.info).overlaps(span)]
+        async with self._checking:
+            return [await self._check(name, views[name]) for name in names if name in views]
+
+    async def _check(self, name: str, view: Any) -> TableDamage:
+        if name not in self._tables:
+            spans = await self._damaged_spans(f"compacted/{name}", view.sst.info)
+            if len(self._tables) >= _TABLES_MAX:
+                del self._tables[next(iter(self._tables))]
+            table = TableDamage(f"{DATABASE}/compacted/{name}", tuple(_merged(spans)))
+            self._tables[name] = table
+            logger.error(
+                "the file %r is damaged: %s; see docs/operations/damaged-records.md",
+                table.file,
+                f"{len(table.spans)} parts of it cannot be read" if spans else "reads are slower",
+            )
+        return self._tables[name]
+
+    async def _damaged_spans(self, file: str, info: Any) -> list[KeySpan]:
+        whole = _whole(info)
+        try:
+            index = _checked(await self._bytes(file, info.index_offset, info.index_len))
+            blocks = _blocks(index)
+        except _UnreadableError:
+            return [whole]
+        ends = [offset for offset, _ in blocks[1:]]
+        ends.append(info.filter_offset if info.filter_len else info.index_offset)
+        extents = [(offset, end - offset) for (offset, _), end in zip(blocks, ends, strict=True)]
+        damaged: list[KeySpan] = []
+        for group in _groups(extents):
+            numbers = await self._damaged_blocks(file, extents, group)
+            damaged += [_span(whole, blocks, number) for number in numbers]
+        return damaged
+
+    async def _damaged_blocks(
+        self, file: str, extents: Sequence[tuple[int, int]], group: range
+    ) -> list[int]:
+        """Which blocks of `group`, which are neighbours, are damaged."""
+        start, last = extents[group[0]][0], extents[group[-1]]
+        try:
+            data = memoryview(await self._bytes(file, start, sum(last) - start))
+        except _UnreadableError:
+            if len(group) == 1:
+                return list(group)
+            parts = [
+                await self._damaged_blocks(file, extents, range(number, number + 1))
+                for number in group
+            ]
+            return [number for part in parts for number in part]
+
+        def check() -> list[int]:
+            return [
+                number
+                for number in group
+                if not _is_whole(data[extents[number][0] - start :][: extents[number][1]])
+            ]
+
+        return await asyncio.to_thread(check)
+
+    async def _bytes(self, file: str, offset: int, length: int) -> bytes:
+        """Exactly these bytes of the file."""
+        if self._read is None:
+            raise _UnreadableError
+        try:
+            data = await self._read(file, offset, length)
+        except (OSError, BlobNotFoundError) as error:
+            raise _UnreadableError from error
+        if len(data) != length:
+            raise _UnreadableError
+        return data
+
+
+def reader_of(folder: Path | None, files: BlobStore | None) -> ReadFile | None:
+    """Reads files of the database; None if it is in memory."""
+    if folder is not None:
+
+        def read(name: str, offset: int, length: int) -> bytes:
+            descriptor = os.open(folder / name, os.O_RDONLY)
+            try:
+                return os.pread(descriptor, length, offset)
+            finally:
+                os.close(descriptor)
+
+        async def read_local(name: str, offset: int, length: int) -> bytes:
+            return await asyncio.to_thread(read, name, offset, length)
+
+        return read_local
+    return None if files is None else files.get_range
+
+
+def _whole(info: Any) -> KeySpan:
+    """The keys of a table."""
+    return KeySpan(info.first_entry or b"", (info.last_entry or b"\xff") + b"\x00")
+
+
+def _span(whole: KeySpan, blocks: Sequence[tuple[int, bytes]], number: int) -> KeySpan:
+    """The keys that cannot be read if this block is damaged.
+
+    Also the key with which the next block begins, if that has a row: SlateDB looks for it in both.
+    """
+    start = blocks[number][1] if number else whole.start
+    end = blocks[number + 1][1] + b"\x00" if number + 1 < len(blocks) else whole.end
+    return KeySpan(start, end)
+
+
+def _merged(spans: Sequence[KeySpan]) -> Iterator[KeySpan]:
+    """`spans`, which are in order, with neighbours joined."""
+    current: KeySpan | None = None
+    for span in spans:
+        if current is not None and span.start <= current.end:
+            current = KeySpan(current.start, max(current.end, span.end))
+            continue
+        if current is not None:
+            yield current
+        current = span
+    if current is not None:
+        yield current
+
+
+def _groups(extents: Sequence[tuple[int, int]]) -> Iterator[range]:
+    """Neighbouring blocks that are read at once."""
+    first, size = 0, 0
+    for number, (_, length) in enumerate(extents):
+        if size and size + length > _READ_BYTES:
+            yield range(first, number)
+            first, size = number, 0
+        size += length
+    if extents:
+        yield range(first, len(extents))
+
+
+def _is_whole(block: memoryview | bytes) -> bool:
+    if len(block) <= _CHECKSUM.size:
+        return False
+    checksum: int = _CHECKSUM.unpack(block[-_CHECKSUM.size :])[0]
+    return crc32(block[: -_CHECKSUM.size]) == checksum
+
+
+def _checked(block: bytes) -> bytes:
+    """The content of a block."""
+    if not _is_whole(block):
+        raise _UnreadableError
+    return block[: -_CHECKSUM.size]
+
+
+def _blocks(index: bytes) -> list[tuple[int, bytes]]:
+    """Offset and first key of each block, from the flatbuffer of the index."""
+    try:
+        metas = _pointed(index, _field(index, _pointed(index, 0), 0))
+        count: int = _U32.unpack_from(index, metas)[0]
+        return [_block(index, _pointed(index, metas + 4 + 4 * n)) for n in range(count)]
+    except (struct.error, IndexError) as error:
+        raise _UnreadableError from error
+
+
+def _block(index: bytes, table: int) -> tuple[int, bytes]:
+    at = _field(index, table, 0)
+    offset: int = _U64.unpack_from(index, at)[0] if at else 0
+    key = _pointed(index, _field(index, table, 1))
+    length: int = _U32.unpack_from(index, key)[0]
+    return offset, index[key + 4 : key + 4 + length]
+
+
+def _pointed(buffer: bytes, at: int) -> int:
+    """The place that the offset stored at `at` points to."""
+    return at + int(_U32.unpack_from(buffer, at)[0])
+
+
+def _field(buffer: bytes, table: int, number: int) -> int:
+    """The place of a field of a flatbuffer table; 0 if it has its default value."""
+    layout = table - int(_I32.unpack_from(buffer, table)[0])
+    if 4 + 2 * number >= int(_U16.unpack_from(buffer, layout)[0]):
+        return 0
+    relative = int(_U16.unpack_from(buffer, layout + 4 + 2 * number)[0])
+    return table + relative if relative else 0

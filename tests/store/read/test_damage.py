@@ -1,0 +1,142 @@
+"""Reads and background work of a store with a damaged block: nothing is skipped, nothing is removed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from streamfold.model.records import Record
+from streamfold.store import keys
+from streamfold.store.damage import Damage, KnownDamage, StreamDamagedError
+from streamfold.store.read.requests import ReadRequest, from_seq_num, from_timestamp
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import StreamStore, open_store
+from tests.store.conftest import BASIN, EPOCH, STREAM, Clock, incompressible
+from tests.store.damaged_tables import Table, only_table
+
+DAY = 24 * 60 * 60
+#: Records, each a chunk of its own; half of them came on the first day, half on the seventh.
+RECORDS = 400
+HALF = RECORDS // 2
+#: Without passes of their own accord: a test asks for one.
+SETTINGS = StoreSettings(trim_grace=0, upkeep_interval=DAY)
+
+
+@asynccontextmanager
+async def opened(root: Path, clock: Clock) -> AsyncIterator[StreamStore]:
+    async with open_store(root.as_uri(), SETTINGS, now=clock) as store:
+        yield store
+
+
+@pytest.fixture
+async def table(tmp_path: Path, clock: Clock) -> Table:
+    """The table of a closed store; retention is a week."""
+    async with opened(tmp_path, clock) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        for number in range(RECORDS):
+            if number == HALF:
+                clock.pass_seconds(6 * DAY)
+            await store.append(BASIN, STREAM, [Record(incompressible(900, number))])
+            clock.pass_seconds(1)
+    return await only_table(tmp_path)
+
+
+async def read(store: StreamStore, request: ReadRequest) -> list[int]:
+    batch = await store.read(BASIN, STREAM, request)
+    return [record.seq_num for record in batch.records()]
+
+
+def damage_at(table: Table, seq_num: int) -> None:
+    """Damage the block with this record."""
+    table.flip_at(table.blocks[table.block_of(keys.chunk(1, seq_num))][0] + 100)
+
+
+async def followed(store: StreamStore) -> tuple[list[int], range]:
+    """The records that a session gets, and the damaged ones that it ends at."""
+    records: list[int] = []
+    damaged: StreamDamagedError | None = None
+    try:
+        async with store.follow(BASIN, STREAM, ReadRequest(from_seq_num(0))) as reader:
+            async for batch in reader:
+                records += [record.seq_num for record in batch.records()]
+    except StreamDamagedError as error:
+        damaged = error
+    assert damaged is not None
+    assert damaged.seq_nums is not None
+    assert (damaged.basin, damaged.stream) == (BASIN, STREAM)
+    return records, damaged.seq_nums
+
+
+async def test_a_session_gets_everything_before_the_damage_and_may_continue_after_it(
+    tmp_path: Path, table: Table, clock: Clock
+) -> None:
+    damage_at(table, 100)
+    async with opened(tmp_path, clock) as store:
+        records, damaged = await followed(store)
+        assert records == list(range(damaged.start))
+        assert damaged.start <= 100 < damaged.stop < HALF
+        request = ReadRequest(from_seq_num(damaged.stop), count=1000)
+        assert await read(store, request) == list(range(damaged.stop, RECORDS))
+
+
+async def test_a_read_from_a_time_after_the_damage_works(
+    tmp_path: Path, table: Table, clock: Clock
+) -> None:
+    damage_at(table, 100)
+    async with opened(tmp_path, clock) as store:
+        _, damaged = await followed(store)
+        for seq_num in (0, damaged.start - 1, damaged.stop + 1, HALF - 1):
+            timestamp = EPOCH + seq_num * 1000
+            assert await read(store, ReadRequest(from_timestamp(timestamp), count=1)) == [seq_num]
+        with pytest.raises(StreamDamagedError, match=f"^records {damaged.start} to"):
+            await read(store, ReadRequest(from_timestamp(EPOCH + damaged.start * 1000 + 1)))
+
+
+async def test_retention_never_removes_records_because_they_are_damaged(
+    tmp_path: Path, table: Table, clock: Clock
+) -> None:
+    damage_at(table, HALF)
+    clock.pass_seconds(2 * DAY)  # the first half is too old now
+    async with opened(tmp_path, clock) as store:
+        await store.upkeep()
+        with pytest.raises(StreamDamagedError) as raised:
+            await read(store, ReadRequest(from_seq_num(0)))
+        damaged = raised.value.seq_nums
+        assert damaged is not None
+        assert 0 < damaged.start <= HALF < damaged.stop
+        request = ReadRequest(from_seq_num(damaged.stop), count=1000)
+        assert await read(store, request) == list(range(damaged.stop, RECORDS))
+
+
+async def test_background_work_and_appends_go_on(
+    tmp_path: Path, table: Table, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage_at(table, 100)
+    async with opened(tmp_path, clock) as store:
+        await store.upkeep()
+        await store.upkeep()
+        await store.append(BASIN, STREAM, [Record(b"more")])
+        assert (await store.check_tail(BASIN, STREAM)).seq_num == RECORDS + 1
+        assert store.storage_failures == 0
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(set(messages))
+
+
+def test_places_of_the_same_damage_become_one_and_their_number_is_bounded() -> None:
+    known = KnownDamage()
+    for first in (30, 20, 25):
+        error = StreamDamagedError(BASIN, STREAM, "why", "db/a.sst", range(first, 40))
+        known.note(error.damage)
+    [place] = known.report(()).places
+    assert place.seq_nums == range(20, 40)
+    assert place.effect.startswith("records 20 to 39 of stream")
+    for number in range(1500):
+        known.note(Damage(f"something else, {number}"))
+    report = known.report(("db/a.sst",))
+    assert len(report.places) + report.unlisted == 1501
+    assert len(report.places) == 1000
+    assert report.summary[0].startswith("1501 places")
