@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from slatedb.uniffi._slatedb_uniffi.slatedb import Error
 
 from streamfold.errors import StorageError
-from streamfold.store.engine import slatedb, slatedb_binding, slatedb_reads, write_kernel
+from streamfold.store.engine import slatedb_binding, slatedb_reads, slatedb_rows, write_kernel
 from streamfold.store.engine.engine import Op, Row, commit_rows
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
@@ -88,7 +88,7 @@ async def test_reads_without_the_bindings_copies_find_what_the_binding_finds() -
         await engine.flush()
         await commit_rows(engine, rows[100:])
         keys = [*stored, *absent]
-        db, options = engine._db, slatedb.READ
+        db, options = engine._db, slatedb_rows.READ
         expected = [await db.get_with_options(key, options) for key in keys]
         assert expected == [stored.get(key) for key in keys]
         assert await engine.get_many(keys) == expected
