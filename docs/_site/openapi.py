@@ -92,6 +92,16 @@ _WRITTEN: Final[dict[str, Schema]] = {
                     records_per_second="number", bytes_per_second="number")
         ),
     ),
+    "Damage": _object(
+        "summary read_only places files",
+        summary=_array({"type": "string"}),
+        read_only="boolean",
+        places=_array(
+            _object("effect", effect="string", file="string", basin="string", stream="string",
+                    first_seq_num="integer", next_seq_num="integer")
+        ),
+        files=_array({"type": "string"}),
+    ),
     "Location": _object("name", name="string"),
     "Locations": _array(_ref("Location")),
     "LocationName": {"type": "string"},
@@ -258,13 +268,14 @@ _WORDS: Final[dict[str, dict[str, About]]] = {
     "/v1/busiest-streams": {
         "GET": About("Show the ten streams with the most appended bytes of late.", "", "Busiest")
     },
+    "/v1/damage": {"GET": About("Show what cannot be read because storage is damaged.", "", "Damage")},
 }  # fmt: skip
 _TITLES: Final = {
     "s2": "The S2 v1 API",
     "durable-streams": "Durable Streams",
     "operations": "Operations",
 }
-_OPERATIONS: Final = ("/health", "/ping", "/ready", "/metrics", "/v1/busiest-streams")
+_OPERATIONS: Final = ("/health", "/ping", "/ready", "/metrics", "/v1/busiest-streams", "/v1/damage")
 _S2: Final = (
     "/v1/streams", "/v1/basins", "/v1/access-tokens", "/v1/metrics", "/v1/locations", "/streams/"
 )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Final
 from streamfold.errors import DataCorruptError
 from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.store.engine.engine import TableDamagedError
+from streamfold.wording import noun
 
 logger = logging.getLogger(__name__)
 
@@ -146,9 +147,12 @@ class DamageReport:
         """What is damaged, without names of streams and files; empty if nothing is."""
         lines = ["the store takes no changes"] if self.read_only else []
         if places := len(self.places) + self.unlisted:
-            lines.append(f"{places} places cannot be read, in {self.streams} streams")
-        if self.files:
-            lines.append(f"{len(self.files)} files of the database are damaged")
+            streams = f"{self.streams} {noun(self.streams, 'stream')}"
+            lines.append(f"{places} {noun(places, 'place')} cannot be read, in {streams}")
+        if files := len(self.files):
+            lines.append(
+                f"{files} {noun(files, 'file')} of the database {noun(files, 'is', 'are')} damaged"
+            )
         return lines
 
 

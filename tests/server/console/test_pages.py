@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -321,6 +322,23 @@ def test_the_overview_leads_to_the_busiest_streams(server: ConsoleServer, page: 
     expect(row).to_contain_text(f"{BASIN}/{name}")
     row.get_by_role("link").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(name)
+
+
+def test_the_overview_names_records_that_cannot_be_read(tmp_path: Path, page: Page) -> None:
+    with ConsoleServer(tmp_path) as server:
+        server.create(BASIN, STREAM)
+        server.append([random.Random(n).randbytes(10_000) for n in range(40)])
+        [file] = [path for path in (tmp_path / "chunks").rglob("*") if path.is_file()]
+        file.write_bytes(bytes(file.stat().st_size))
+        server.stop()
+        server.start()
+        path, named = f"/v1/streams/{STREAM}/records?seq_num=0", {"s2-basin": BASIN}
+        assert server.http.get(f"{server.url}{path}", headers=named).status_code == 500
+        page.goto(f"{server.url}/console/")
+        expect(page.locator(".state")).to_contain_text("Storage is damaged: 1 place")
+        row = page.locator(".damage tbody tr").first
+        expect(row).to_contain_text(f"of stream '{STREAM}' in basin '{BASIN}' cannot be read")
+        expect(row).to_contain_text(file.relative_to(tmp_path).as_posix())
 
 
 def test_the_overview_does_not_claim_that_a_server_works_which_is_away(

@@ -97,7 +97,7 @@ class TableCheck:
             logger.error(
                 "the file %r is damaged: %s; see docs/operations/damaged-records.md",
                 table.file,
-                f"{len(table.spans)} parts of it cannot be read" if spans else "reads are slower",
+                f"{len(table.spans)} of its parts cannot be read" if spans else "reads are slower",
             )
         return self._tables[name]
 
