@@ -51,20 +51,10 @@ class SlateRows:
             if not _is_damage(error):
                 raise translated(error) from error
         # On slow storage a table may have been replaced meanwhile. If one is damaged, a scan does
-        # without its filter, unless all that it can find is the last key of the table.
-        try:
-            return await self._scan_for(key, key, descending=False)
-        except TableDamagedError:
-            raise
-        except DataCorruptError:
-            return await self._scan_for(key, key[:-1], descending=True)
-
-    async def _scan_for(self, key: bytes, start: bytes, *, descending: bool) -> bytes | None:
-        """The value of `key`, by a scan from `start` to there."""
-        scan = self.scan(start, key + b"\x00", first=1, descending=descending)
-        async with aclosing(scan) as pages:
+        # without its filter.
+        async with aclosing(self.scan(key, key + b"\x00", first=1)) as pages:
             async for page in pages:
-                return page[0][1] if page[0][0] == key else None
+                return page[0][1]
         return None
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -87,6 +77,9 @@ class SlateRows:
         options = _DESCENDING if descending else _EAGER if eager else _ASCENDING
         #: The rest of the scan when SlateDB failed, and the damage that the scan has to stop at.
         failed: KeySpan | None = None
+        #: Whether the scan starts a little earlier: a scan that can find nothing but the last key of a
+        #: table reads the filter, and that may be all that is damaged.
+        earlier = False
         damage = _nearest(self._check.known, KeySpan(start, end), descending=descending)
         while start < end:  # SlateDB refuses an empty range
             low, high = start, end
@@ -96,8 +89,12 @@ class SlateRows:
                 high = min(end, damage.span.start)
             try:
                 if low < high:
-                    async with aclosing(self._scan(low, high, first, options)) as pages:
-                        async for page in pages:
+                    begin = low[:-1] if earlier else low
+                    async with aclosing(self._scan(begin, high, first, options)) as pages:
+                        async for found in pages:
+                            page = [row for row in found if row[0] >= low] if earlier else found
+                            if not page:
+                                continue
                             last = page[-1][0]
                             if descending:
                                 end = last
@@ -111,23 +108,30 @@ class SlateRows:
                 # after the last row with the tables that replaced them. Damage fails again.
                 rest = KeySpan(start, high) if not descending else KeySpan(low, end)
                 if failed == rest or not isinstance(error, binding.Error.Data):
-                    damage = await self._damage(error, rest, descending=descending)
+                    nearest = await self._damage(error, rest, descending=descending)
+                    if nearest is None and earlier:
+                        raise translated(error) from error
+                    damage, earlier = nearest or damage, nearest is None
                 failed = rest
                 continue
             if damage is not None:
                 raise damage
             return
 
-    async def _damage(self, error: Any, rest: KeySpan, *, descending: bool) -> TableDamagedError:
-        """The damage that a scan of `rest` meets first; raises what SlateDB said if none is known."""
+    async def _damage(
+        self, error: Any, rest: KeySpan, *, descending: bool
+    ) -> TableDamagedError | None:
+        """The damage that a scan of `rest` meets first; None if that is a filter.
+
+        Raises what SlateDB said if no table is damaged.
+        """
         try:
             tables = await self._check.damage(str(error), rest)
         except (binding.Error, StreamfoldError) as unchecked:
             raise translated(error) from unchecked
-        damage = _nearest(tables, rest, descending=descending)
-        if damage is None:
+        if not tables:
             raise translated(error) from error
-        return damage
+        return _nearest(tables, rest, descending=descending)
 
     async def _scan(
         self, start: bytes, end: bytes, first: int, options: slatedb_reads.ScanOptions
