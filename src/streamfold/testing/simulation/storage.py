@@ -99,6 +99,10 @@ class SimulatedEngine:
         if self._closed:
             raise StorageError("simulated: the engine is closed")
 
+    @property
+    def damaged_files(self) -> Sequence[str]:
+        return ()
+
     def prepare(self, ops: list[Op]) -> Batch:
         return Batch(ops, size_of(ops))
 
