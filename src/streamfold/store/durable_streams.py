@@ -147,6 +147,8 @@ class DurableStreams:
         log = mount.log_in_memory(ref)
         if log is None or log.failure is not None or log.over:
             return None
+        if mount.committer.read_only is not None:
+            return None
         now, admission = self.now(), supervisor.admission
         try:
             if log.repeats(claim, key, now):

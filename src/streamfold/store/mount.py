@@ -202,6 +202,7 @@ class Mount:
 
         A row that is marked as deleted stops all streams of the basin in this step.
         """
+        self.committer.check_open()
         self._basin_writes += 1
         value = None if row is None else rows.encode(row)
         if row is not None and row.deleted_at is not None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from streamfold.model.names import StreamRef
 from streamfold.model.records import Record
+from streamfold.model.resources import OCTETS, Claim
 from streamfold.store import keys
-from streamfold.store.damage import Damage, KnownDamage, StreamDamagedError
+from streamfold.store.damage import Damage, KnownDamage, StoreDamagedError, StreamDamagedError
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_timestamp
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
-from tests.store.conftest import BASIN, EPOCH, STREAM, Clock, incompressible
+from tests.store.catalog.test_snapshots import publication
+from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, incompressible
 from tests.store.damaged_tables import Table, only_table
+from tests.store.durable_streams import append, create
 
 DAY = 24 * 60 * 60
 #: Records, each a chunk of its own; half of them came on the first day, half on the seventh.
@@ -140,3 +145,33 @@ def test_places_of_the_same_damage_become_one_and_their_number_is_bounded() -> N
     assert len(report.places) + report.unlisted == 1501
     assert len(report.places) == 1000
     assert report.summary[0].startswith("1501 places")
+
+
+async def test_a_store_that_is_read_only_refuses_every_change_at_once(bench: Bench) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, STREAM, b"a")
+        mounted = await store._supervisor.mounted()
+        mounted.mount.committer.read_only = StoreDamagedError(
+            "the store takes no changes", "x", None
+        )
+        log = mounted.mount.log_in_memory(StreamRef.parse(BASIN, STREAM))
+        assert log is not None
+        quick = store.durable.try_append(log.ref, Claim(OCTETS), lambda _: [])
+        assert quick is None
+        for change in (
+            append(store, STREAM, b"b"),
+            append(store, STREAM, close=True),
+            store.append(BASIN, STREAM, [Record(b"b")]),
+            store.create_stream(BASIN, "new"),
+            create(store, "new", b"a"),
+            store.durable.publish(BASIN, STREAM, publication(1, trim=True)),
+            store.delete_stream(BASIN, STREAM),
+            store.delete_basin(BASIN),
+        ):
+            with pytest.raises(StoreDamagedError):
+                async with asyncio.timeout(10):
+                    await change
+        assert store._supervisor.admission.used == 0
+        mounted.mount.committer.read_only = None
+        assert await read(store, ReadRequest(from_seq_num(0))) == [0]

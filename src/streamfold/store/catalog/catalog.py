@@ -322,6 +322,7 @@ class Catalog:
             with await self.mount.lease(ref) as log:
                 if log.row.deleted_at is not None or not when(log):
                     return
+                self.mount.committer.check_open()
                 row = msgspec.structs.replace(log.row, deleted_at=self.now())
                 log.deleting = True  # from here on the log refuses appends
                 await log.settled()  # acknowledge what it accepted before

@@ -126,10 +126,14 @@ class Committer:
         if self._gathering:
             self._settled.set()  # to check whether there is enough now
 
-    async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
-        """Commit `ops` and `content` after everything accepted before; durable when this returns."""
+    def check_open(self) -> None:
+        """Raise if nothing can be committed any more, or at all."""
         if refusal := self._refusal or self.read_only:
             raise refusal.with_traceback(None)
+
+    async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
+        """Commit `ops` and `content` after everything accepted before; durable when this returns."""
+        self.check_open()
         done = asyncio.get_running_loop().create_future()
         self._rows.append(_Rows(ops, content, self._touched, done))
         self._wake.set()
@@ -137,8 +141,7 @@ class Committer:
 
     async def write_with(self, log: StreamLog, ops: Sequence[Op] = ()) -> None:
         """Commit `ops` and everything that `log` has pending, in one commit; durable on return."""
-        if self._refusal is not None:
-            raise self._refusal
+        self.check_open()
         done = log.attach(ops)
         self.touch(log)
         await done
