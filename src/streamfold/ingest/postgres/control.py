@@ -156,12 +156,19 @@ class Control:
         self.tables[table] = msgspec.structs.replace(self.tables[table], copied=lsn)
         await self.note(self.lsn)
 
-    async def forget_others(self, names: Iterable[str]) -> None:
-        """Note durably that other tables are not followed: they are copied again if they come back."""
+    def drop_others(self, names: Iterable[str]) -> bool:
+        """Drop what is noted of other tables, which `note` makes durable; returns whether there are any.
+
+        They are copied again if they come back.
+        """
         others = self.tables.keys() - set(names)
         for name in others:
             del self.tables[name]
-        if others:
+        return bool(others)
+
+    async def forget_others(self, names: Iterable[str]) -> None:
+        """Note durably that other tables are not followed."""
+        if self.drop_others(names):
             await self.note(self.lsn)
 
     def check_key(self, table: Table) -> None:

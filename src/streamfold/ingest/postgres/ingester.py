@@ -270,12 +270,16 @@ class PostgresIngest:
                 "name another --slot, or drop it"
             )
         if not control.lsn or self._recopy:
+            control.drop_others(streams)
             control.forget_copies(tuple(control.tables))
             await control.note(Lsn(0))  # from here on a slot of this name is ours
-            await control.note(await self._create_slot())
+            lsn = await self._create_slot()
+            # The position last: once it is noted, a stream whose copy is not restarted counts as one
+            # that lacks nothing before the slot.
             for stream in streams.values():
                 if stream.state is not None:
                     await self._restart_copy(stream)
+            await control.note(lsn)
             self._recopy = False
             return
         states = [parse_lsn(s.state.lsn) for s in streams.values() if s.state is not None]
