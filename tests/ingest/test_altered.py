@@ -13,6 +13,7 @@ from streamfold.ingest.errors import SourceUnusableError
 from streamfold.ingest.postgres.ingester import IngestOptions
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import Rebuilt, database_name, execute, following
+from tests.ingest.test_restarts import HeldStreams
 
 _PLAIN = "CREATE TABLE {} (id int PRIMARY KEY, v int); INSERT INTO {} VALUES (1, 1), (60, 2)"
 _PARTS = (
@@ -200,3 +201,29 @@ async def test_a_partition_that_is_new_and_dropped_later_takes_its_rows_along(
             execute(database, "DROP TABLE t_3")
             rebuilt = await until(lambda found: _copies(found) > 1)
     assert rebuilt.table("id") == [(1,), (60,)]
+
+
+async def test_a_label_that_is_new_while_columns_are_declared_is_missed_when_it_is_renamed(
+    database: str, s2: S2
+) -> None:
+    execute(database, _ENUM.replace("{}", "t").replace("{{", "{").replace("}}", "}"))
+    options, streams = _options(database, "t"), HeldStreams(s2)
+    async with ingesting(database, s2, options, streams=streams) as running:
+        await running.followed()
+        held = streams.clients["public.t"].held = asyncio.Queue()
+        execute(database, "ALTER TABLE t ADD w int", "INSERT INTO t VALUES (2, '{b}', 2)")
+        release = await held.get()
+        execute(database, "ALTER TYPE t_type ADD VALUE 'c'")
+        await _noted(s2, options, lambda marks: any(mark.endswith(" c") for mark in marks))
+        streams.clients["public.t"].held = None
+        release.set()
+        execute(database, "INSERT INTO t VALUES (3, '{c}', 3)")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            await until(lambda found: (3,) in found.rows)
+    execute(database, "ALTER TYPE t_type RENAME VALUE 'c' TO 'z'")
+    async with ingesting(database, s2, options) as running:
+        await running.followed()
+        execute(database, "INSERT INTO t VALUES (4, '{a}', 4)")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda found: (4,) in found.rows)
+    assert rebuilt.rows[(3,)]["v"] == "{z}"

@@ -12,12 +12,14 @@ from s2_sdk import S2
 
 from streamfold.follow.clients.client import Appended, EncodedBatch, StreamClient
 from streamfold.follow.clients.s2 import S2Client
+from streamfold.ingest import SlotLostError
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.streams import BasinStreams
 from streamfold.model.records import Record
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import database_name, execute, following
+from tests.ingest.test_restarts import HeldStreams
 
 TABLES = ("t", "other")
 
@@ -110,7 +112,9 @@ async def test_a_recopy_that_ends_before_any_of_its_appends_leaves_no_gap(
         interrupted = await recopy_until(database, s2, options, Interruption(number))
         async with ingesting(database, s2, options) as running:
             await running.followed()
-            execute(database, *(f"INSERT INTO {table} VALUES ({1000 + number})" for table in TABLES))
+            execute(
+                database, *(f"INSERT INTO {table} VALUES ({1000 + number})" for table in TABLES)
+            )
             for table in TABLES:
                 rows = execute(database, f"SELECT id FROM {table} ORDER BY id")
                 name = f"public.{table}"
@@ -138,3 +142,35 @@ async def test_a_table_that_an_interrupted_recopy_left_out_is_copied_when_it_com
         await running.followed()
         async with following(stream(s2, "public.other"), ["id"]) as until:
             await until(lambda found: (1,) in found.rows)
+
+
+class HeldCopies(HeldStreams):
+    """Streams whose copies wait for the test."""
+
+    def __init__(self, s2: S2) -> None:
+        super().__init__(s2)
+        self.held: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def ensure(self, name: str) -> StreamClient:
+        client = await super().ensure(name)
+        self.clients[name].held = self.held
+        return client
+
+
+async def test_a_slot_that_is_made_anew_during_the_copy_is_not_followed(
+    database: str, s2: S2
+) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    options, streams = IngestOptions(("t",), slot=database_name(database)), HeldCopies(s2)
+    async with ingesting(database, s2, options, streams=streams) as running:
+        release = await streams.held.get()
+        execute(
+            database,
+            "INSERT INTO t VALUES (2)",
+            f"SELECT pg_drop_replication_slot('{options.slot}')",
+            f"SELECT pg_create_logical_replication_slot('{options.slot}', 'pgoutput')",
+        )
+        release.set()
+        error = await running.failure()
+    assert isinstance(error, SlotLostError)
+    assert "after the streams'" in error.message

@@ -157,7 +157,7 @@ class Control:
         await self.note(self.lsn)
 
     def drop_others(self, names: Iterable[str]) -> bool:
-        """Drop what is noted of other tables, which `note` makes durable; returns whether there are any.
+        """Drop the notes of other tables, and return whether there were any; `note` makes that durable.
 
         They are copied again if they come back.
         """
@@ -224,20 +224,29 @@ class Control:
                 "--slot"
             )
 
-    def check_slot(self, slot: Slot | None, followed: Iterable[Lsn], current: Lsn) -> None:
-        """Raise SlotLostError unless the slot has everything that the streams lack."""
-        newest = max([self.lsn, *followed])
+    def check_slot(
+        self, slot: Slot | None, followed: Iterable[Position | CopyPosition], current: Lsn
+    ) -> Slot:
+        """Return the slot if it has everything that the streams lack; raises SlotLostError otherwise.
+
+        `followed` is how far the streams are, and `current` the end of the server's log.
+        """
         if slot is None:
             raise SlotLostError(self._slot, "does not exist any more")
         if slot.lost:
             raise SlotLostError(
                 self._slot, "is invalid, because PostgreSQL removed the log it needs"
             )
-        if slot.confirmed > newest:
+        positions = list(followed)
+        # Only changes are ever confirmed, and not the snapshot of a copy, which may be ahead of them.
+        changes = [p for p in positions if isinstance(p, Position) and p.index >= 0]
+        confirmable = max([self.lsn, *(parse_lsn(position.lsn) for position in changes)])
+        if slot.confirmed > confirmable:
             raise SlotLostError(
                 self._slot,
-                f"starts at {lsn_text(slot.confirmed)}, after the streams' {lsn_text(newest)}",
+                f"starts at {lsn_text(slot.confirmed)}, after the streams' {lsn_text(confirmable)}",
             )
+        newest = max([self.lsn, *(parse_lsn(position.lsn) for position in positions)])
         end = min(current, self._end_of_timeline())
         if newest > end:
             raise SlotLostError(
@@ -245,11 +254,16 @@ class Control:
                 f"is on a server whose log has the source of the streams up to {lsn_text(end)} only, "
                 f"before the streams' {lsn_text(newest)}, as after a failover that lost commits",
             )
+        return slot
 
-    async def note_timeline(self) -> None:
-        """Note durably which timeline the streams are filled from now on; `check_slot` comes first."""
-        if self.found is not None and self.found.timeline != self._system.timeline:
-            await self.note(self.lsn)
+    async def note_slot(self, slot: Slot) -> None:
+        """Note durably where the slot is, and its timeline; `check_slot` comes first.
+
+        A copy that is restarted hides the change up to which the slot was confirmed.
+        """
+        moved = self.found is not None and self.found.timeline != self._system.timeline
+        if moved or slot.confirmed > self.lsn:
+            await self.note(max(slot.confirmed, self.lsn))
 
     def _end_of_timeline(self) -> Lsn:
         """Return up to where the server's log is the one that the streams were filled from."""

@@ -51,7 +51,7 @@ from streamfold.ingest.postgres.pgoutput import (
 )
 from streamfold.ingest.postgres.publication import find_published, is_same_mark, published_tables
 from streamfold.ingest.postgres.replication import Replication
-from streamfold.ingest.postgres.slot import find_slot
+from streamfold.ingest.postgres.slot import current_lsn, find_slot
 from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import TableStream
 
@@ -157,6 +157,7 @@ class Following:
         try:
             with named_failures(self._database.shown):
                 replication = Replication(connection, slot, self._publication)
+                await asyncio.to_thread(self._check_slot, slot)
                 await self._loop(replication, slot, heartbeat, silence)
         except SourceUnusableError as error:
             if isinstance(error.__cause__, psycopg2.errors.UndefinedObject):
@@ -169,6 +170,15 @@ class Following:
                 await asyncio.gather(self._appending, return_exceptions=True)
             connection.close()
             await self._note_end()
+
+    def _check_slot(self, name: str) -> None:
+        """Raise SlotLostError if the slot was moved or made anew since the session looked at it.
+
+        From now on only this connection can do that. Copies may have taken hours.
+        """
+        with self._database.query() as cursor:
+            slot, current = find_slot(cursor, name), current_lsn(cursor)
+        self._control.check_slot(slot, (), current)
 
     async def _loop(
         self, replication: Replication, slot: str, heartbeat: float, silence: float
@@ -364,8 +374,11 @@ class Following:
             # What no retry makes good decides.
             raise min(failed, key=lambda error: isinstance(error, RetryLaterError))
         if batch.declared:
-            # After the appends: a note before them would outlive a declaration that failed.
-            self._control.tables.update(batch.declared)
+            # After the appends: a note before them would outlive a declaration that failed. The marks
+            # are those of now: the batch has what was found before newer ones were adopted.
+            for name, note in batch.declared.items():
+                marks = self._declared[name].marks
+                self._control.tables[name] = msgspec.structs.replace(note, marks=marks)
             await self._note(self._control.lsn)
         for table, count in batch.changes.items():
             self._progress.tables[table].changes += count

@@ -282,9 +282,9 @@ class PostgresIngest:
             await control.note(lsn)
             self._recopy = False
             return
-        states = [parse_lsn(s.state.lsn) for s in streams.values() if s.state is not None]
-        control.check_slot(slot, states, await asyncio.to_thread(self._current_lsn))
-        await control.note_timeline()
+        states = [s.state for s in streams.values() if s.state is not None]
+        current = await asyncio.to_thread(self._current_lsn)
+        await control.note_slot(control.check_slot(slot, states, current))
 
     async def _create_slot(self) -> Lsn:
         """Create the slot, which PostgreSQL does when the transactions that are open have ended."""
