@@ -63,12 +63,17 @@ class ValuesIncompatibleError(SchemaIncompatibleError):
 
     code = "schema_incompatible"
 
-    def __init__(self, seq_num: int, problems: Sequence[str]) -> None:
+    def __init__(self, seq_num: int, problems: Sequence[str], key: str = "") -> None:
+        """`problems` are those of all records that do not fit; `key` is the row of the first."""
         more = len(problems) - PROBLEMS_SHOWN
         shown = "; ".join(problems[:PROBLEMS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        row = f" (row {key})" if key else ""
         StreamfoldError.__init__(
             self,
-            f"from record {seq_num} on, values do not fit the table: {shown}. Columns may only widen: "
-            "correct the source, publish a new table, or let such records become dead letters",
+            f"from record {seq_num} on{row}, values do not fit the table's columns: {shown}. Correct "
+            "the row and copy the table again (`ingest postgres --recopy`, `publish --recopy`); or "
+            f"make dead letters: of this record (`dead_letters.records = [{seq_num}]`, `publish --skip "
+            f'TABLE:{seq_num}`), or of all that do not fit (`decoder.mismatch = "dead_letter"`, '
+            "`publish --mismatch dead_letter`); or publish a new table if a column got another type",
         )
         self.seq_num, self.problems = seq_num, tuple(problems)

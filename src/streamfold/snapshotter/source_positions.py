@@ -117,6 +117,10 @@ class SourcePositions:
             self.copy_starts[np.isin(self.copy_starts, indices)],
         )
 
+    def at(self, indices: npt.NDArray[np.int64]) -> SourcePositions:
+        """Return the positions of the same records by the indices that they have among others."""
+        return SourcePositions(indices[self.indices], self.lsns, indices[self.copied])
+
     def span(self, start: int, end: int, time: int) -> SourceSpan | None:
         """Return the commits of the records `[start, end)`; `time` is that of the last."""
         first, last = np.searchsorted(self.indices, [start, end])

@@ -238,6 +238,8 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
             {"dead_letters": {"stream": "a", "folder": "b"}},
             "dead_letters: names both a stream and a folder",
         ),
+        ({"dead_letters": {"records": ["a"]}}, "dead_letters.records: must be a list of seq_nums"),
+        ({"dead_letters": {"records": -1}}, "dead_letters.records: must be a list of seq_nums"),
         ({"transactions": {"quiet": "10m"}}, "transactions.quiet: 10m must not be longer"),
         ({"transactions": {"max_records": 0}}, "transactions.max_records: 0 must be"),
         ({"transactions": {"wait": "1s"}}, "transactions.wait: is not known"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import json
 import shlex
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -87,6 +88,10 @@ class Plan:
     slot: str
     publication: str
     diff_interval: str
+    #: As `decoder.mismatch` in the configuration of the snapshotter.
+    mismatch: str
+    #: By table: records that become dead letters.
+    skipped: Mapping[str, Sequence[int]]
     #: As in the configuration of the snapshotter.
     layout: str
     keep_epochs: int
@@ -161,6 +166,8 @@ class Plan:
                 f"key_fields = [{', '.join(map(_text, table.key))}]\n"
                 f"key_prefix = {_text(f'{table.full_name}/')}\n"
                 f"diff = {{ interval = {_text(self.diff_interval)} }}\n"
+                f"decoder = {{ mismatch = {_text(self.mismatch)} }}\n"
+                f"dead_letters = {{ records = {sorted(self.skipped.get(table.full_name, ()))} }}\n"
                 f"formats = {_FORMATS[self.layout]}\n"
                 f"layout = {_text(self.layout)}\n"
                 f"retention = {{ keep_epochs = {self.keep_epochs} }}\n"
@@ -168,6 +175,22 @@ class Plan:
                 f"source = {_inline(source | {'schema': table.schema, 'table': table.name})}\n"
             )
         return "\n".join(parts)
+
+
+def skipped_records(given: Sequence[str], tables: Sequence[Table]) -> dict[str, list[int]]:
+    """Return the records by table, each given as TABLE:RECORD; InvalidError if one is wrong."""
+    names = {table.full_name for table in tables}
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for text in given:
+        table, _, record = text.rpartition(":")
+        full = table if "." in table else f"public.{table}"
+        if full not in names or not (record.isascii() and record.isdecimal()):
+            raise InvalidError(
+                f"--skip {text!r} is not a table and a record: give one of {sorted(names)}, a colon, "
+                "and the record's seq_num"
+            )
+        found[full].append(int(record))
+    return dict(found)
 
 
 def write_configuration(plan: Plan, folder: Path) -> list[Path]:

@@ -18,7 +18,12 @@ EXTRAS: Final = "server,postgres,spark"
 _PACKAGES: Final = ("granian", "psycopg2", "pyspark", "s2_sdk")
 with needing_extra(EXTRAS):
     from streamfold.archive.write.layout import LAYOUTS, STREAMFOLD
-    from streamfold.cli.publishing.plan import ArchiveFolder, Plan, write_configuration
+    from streamfold.cli.publishing.plan import (
+        ArchiveFolder,
+        Plan,
+        skipped_records,
+        write_configuration,
+    )
     from streamfold.cli.publishing.run import PublishRun, locked_state
     from streamfold.cli.publishing.status import Screen
     from streamfold.ingest.postgres.catalog import Table, check_server, find_tables
@@ -95,6 +100,21 @@ def _duration(_: click.Context, __: click.Parameter, value: str) -> str:
     help="How often changes are written.",
 )
 @click.option(
+    "--mismatch",
+    type=click.Choice(("stop", "dead_letter")),
+    default="stop",
+    show_default=True,
+    help="A value that its column cannot hold stops the table, or makes its record a dead letter "
+    "beside the archive.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    metavar="TABLE:RECORD",
+    help="Make a dead letter of this record of a table's stream, as in public.orders:17; may be "
+    "repeated.",
+)
+@click.option(
     "--layout",
     type=click.Choice(tuple(LAYOUTS)),
     default=STREAMFOLD.name,
@@ -137,6 +157,8 @@ def publish(
     recopy: bool,
     keep_streams: bool,
     diff_interval: str,
+    mismatch: str,
+    skip: tuple[str, ...],
     layout: str,
     keep_epochs: int,
     once: bool,
@@ -170,6 +192,8 @@ def publish(
         slot=slot,
         publication=publication,
         diff_interval=diff_interval,
+        mismatch=mismatch,
+        skipped=skipped_records(skip, tables),
         layout=layout,
         keep_epochs=keep_epochs,
         port=port,

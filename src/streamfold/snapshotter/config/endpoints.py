@@ -143,10 +143,20 @@ def read_dead_letters(section: Section) -> DeadLetterSettings:
         section.problem("", "names both a stream and a folder: choose one")
     if basin and not stream:
         section.problem("basin", "is given without a stream: name the stream, or remove it")
+    records = _seq_nums(section, "records")
     section.close()
     if folder and "://" not in folder:
         folder = Path(folder).expanduser().absolute().as_uri()
-    return DeadLetterSettings(basin, stream, folder)
+    return DeadLetterSettings(basin, stream, folder, records)
+
+
+def _seq_nums(section: Section, name: str) -> tuple[int, ...]:
+    raw = section.raw(name)
+    numbers = raw if isinstance(raw, list) else [] if raw is None else [raw]
+    if all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+        return tuple(numbers)
+    section.problem(name, "must be a list of seq_nums, such as [17, 42]")
+    return ()
 
 
 def _checked(section: Section, name: str, parse: Callable[[str], str]) -> str | None:

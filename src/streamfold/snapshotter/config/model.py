@@ -124,6 +124,8 @@ class DeadLetterSettings:
     stream: str | None = None
     #: URL of a folder.
     folder: str | None = None
+    #: Records that go there whatever they hold.
+    records: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

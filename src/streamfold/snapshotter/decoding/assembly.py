@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -16,7 +17,13 @@ import pyarrow.compute as pc
 
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
-from streamfold.snapshotter.decoding.arrow_rows import Images, NotPlainError, RowReading, read_plain
+from streamfold.snapshotter.decoding.arrow_rows import (
+    ABSENT,
+    Images,
+    NotPlainError,
+    RowReading,
+    read_plain,
+)
 from streamfold.snapshotter.decoding.decoder import UNCHANGED, Decoded, decoded_schema
 from streamfold.snapshotter.decoding.records import (
     RawChanges,
@@ -28,6 +35,8 @@ from streamfold.snapshotter.decoding.value_reader import ValueReader, learned_sc
 from streamfold.snapshotter.errors import ValuesIncompatibleError
 
 Mask = npt.NDArray[np.bool_]
+#: Characters of a key in a message.
+_KEY_SHOWN = 200
 #: What to do with a record whose values do not fit the table's columns.
 STOP, DEAD_LETTER = "stop", "dead_letter"
 
@@ -201,11 +210,21 @@ class _Typed:
             return  # no row is usable without a key, whatever its values
         unfit = [(row % count, reasons) for r in (rows, keys) for row, reasons in r.unfit.items()]
         if unfit and how.mismatch == STOP:
-            first = min(self.raw.indices[row] for row, _ in unfit)
+            first = min(row for row, _ in unfit)
             problems = dict.fromkeys(reason for _, reasons in unfit for reason in reasons)
-            raise ValuesIncompatibleError(int(self.intake.seq_nums[first]), sorted(problems))
+            seq_num = int(self.intake.seq_nums[self.raw.indices[first]])
+            raise ValuesIncompatibleError(seq_num, sorted(problems), self._shown_key(how, first))
         for row, reasons in unfit:
             self.intake.refuse(self.raw.indices[row], "; ".join(reasons))
+
+    def _shown_key(self, how: Assembly, row: int) -> str:
+        """Return the key of a row as its record has it, for people; empty if it has none."""
+        for raw in (self.raw.keys[row], self.raw.befores[row], self.raw.afters[row]):
+            if raw != ABSENT:
+                image = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+                key = {name: image[name] for name in how.key_fields if name in image}
+                return msgspec.json.encode(key).decode(errors="replace")[:_KEY_SHOWN]
+        return ""
 
     def bare_changes(self) -> pa.Table:
         """Return only truncates, which need no columns; the others lack their key."""

@@ -25,6 +25,8 @@ NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 #: Largest exponent of ten in a number: more than doubles and decimals hold, but its digits do not fill
 #: the memory when written out.
 _EXPONENT_MAX = 400
+#: Characters of a value in a message.
+_SHOWN = 100
 #: Nested lists and objects: the limit of the archive's column types.
 _DEPTH_MAX = 30
 
@@ -83,7 +85,9 @@ def typed_array(values: list[Any], kind: pa.DataType, hint: Hint, path: str) -> 
     except UnreadableError:
         raise
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise UnreadableError(f"{path}: {error}") from None
+        # Readers ask for each value alone once they know that one of them does not fit.
+        which = repr(values[0])[:_SHOWN] if len(values) == 1 else "a value"
+        raise UnreadableError(f"{path}: {which} does not fit {kind} ({error})") from None
 
 
 def _plain(value: Any, kind: pa.DataType, hint: Hint, path: str) -> Any:

@@ -83,6 +83,8 @@ class TableJob:
     credentials: Mapping[str, Profile] = field(default_factory=dict)
     retention: Retention | None = None
     layout: Layout = STREAMFOLD
+    #: Records that become dead letters, whatever they hold.
+    skipped: tuple[int, ...] = ()
     #: Whether every destination gets a Delta Lake log over the files of its bases.
     delta: bool = False
 
@@ -149,6 +151,7 @@ def _job(
         transactions=table.transactions,
         layout=LAYOUTS[table.layout],
         delta=bool(table.delta),
+        skipped=table.dead_letters.records,
     )
 
 

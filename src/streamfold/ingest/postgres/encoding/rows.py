@@ -112,9 +112,11 @@ class RowEncoder:
             for at in self.key
             if isinstance(value := row[at], bytes)
         )
+        # A change stays in the database's log, whatever becomes of the row.
+        again = "start again" if self._copying else "run once with --recopy"
         return SourceUnusableError(
             f"the row with key ({key}) of table {self.table} has a value in column {column!r} that "
-            f"cannot be written as JSON ({error}): correct the value, and start again"
+            f"cannot be written as JSON ({error}): correct the value, and {again}"
         )
 
     def key_image(self, row: Row) -> bytes:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 
 from streamfold.archive.schema import TableSchema
 from streamfold.errors import StreamfoldError
+from streamfold.snapshotter.errors import ValuesIncompatibleError
 from streamfold.snapshotter.spark.errors_from_spark import ChangesLostError
 from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
 from streamfold.snapshotter.spark.table.arrivals import Arrivals
@@ -256,7 +257,27 @@ class ArchiveUpdates:
         return based
 
     def _process(self, records: Arrivals, force: str | None = None) -> None:
-        self._count(partial(self._pipeline.process, records, force=force))
+        while True:
+            try:
+                return self._count(partial(self._pipeline.process, records, force=force))
+            except ValuesIncompatibleError as error:
+                self._skip_to_truncate(error)
+
+    def _skip_to_truncate(self, error: ValuesIncompatibleError) -> None:
+        """Continue at the record that empties the table after the one that does not fit.
+
+        A copy that is repeated begins with such a record: nothing before it matters any more. Raises
+        the error if there is none.
+        """
+        truncate = self._stream.first_truncate(error.seq_num + 1)
+        if truncate is None:
+            raise error
+        logger.warning(
+            "table %s: record %d does not fit the table, and record %d empties it: those before it "
+            "are skipped (%s)",
+            self._stream.job.table, error.seq_num, truncate, "; ".join(error.problems),
+        )  # fmt: skip
+        self._pipeline.intake.skip_to(truncate)
 
     def _count(self, work: Callable[[], Batch | None]) -> None:
         """Do `work`, which may take records in, and count them."""

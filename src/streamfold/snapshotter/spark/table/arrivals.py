@@ -101,8 +101,8 @@ class Decoded(Protocol):
 class Arrivals(Protocol):
     """Records of a stream without gaps."""
 
-    def sample(self) -> pa.Table:
-        """Return the first records."""
+    def sample(self, after: int) -> pa.Table:
+        """Return the first records after this one."""
         ...
 
     def earlier(self, start: int, end: int) -> Arrivals:
@@ -122,8 +122,9 @@ class SparkArrivals:
     #: Reads a range of the same stream.
     records: Callable[[int, int], DataFrame]
 
-    def sample(self) -> pa.Table:
-        return self.frame.select(*COLUMNS).orderBy("seq_num").limit(SAMPLE).toArrow()
+    def sample(self, after: int) -> pa.Table:
+        later = self.frame.select(*COLUMNS).where(f"seq_num > {after}")
+        return later.orderBy("seq_num").limit(SAMPLE).toArrow()
 
     def earlier(self, start: int, end: int) -> SparkArrivals:
         return SparkArrivals(self.records(start, end), self.records)
@@ -185,8 +186,9 @@ class DriverArrivals:
                 return None
         return cls(found, start)
 
-    def sample(self) -> pa.Table:
-        return pa.Table.from_batches(self._between(self.start, None), _SCHEMA).slice(0, SAMPLE)
+    def sample(self, after: int) -> pa.Table:
+        later = self._between(max(self.start, after + 1), None)
+        return pa.Table.from_batches(later, _SCHEMA).slice(0, SAMPLE)
 
     def earlier(self, start: int, end: int) -> DriverArrivals:
         return DriverArrivals(self._between(start, end), start)

@@ -31,7 +31,8 @@ from streamfold.snapshotter.spark.table.arrivals import (
     SparkArrivals,
     driver_records,
 )
-from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep
+from streamfold.snapshotter.spark.table.truncates import first_truncate
+from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, without
 from streamfold.snapshotter.transactions import TransactionWait
 from streamfold.spark.errors import EndpointUnavailableError
 from streamfold.spark.stream.client import Connection, Streams, answer_timeout
@@ -134,6 +135,11 @@ class TableStream(StreamEdges):
         spans = [p.span(0, len(b), 0) for p, b in zip(found, last.batches, strict=True) if p]
         newest = joined(spans)
         return None if newest is None else newest.last
+
+    def first_truncate(self, start: int) -> int | None:
+        """Return the first record from `start` on that empties the table; None if none does."""
+        wanted = Range(self.job.stream, start, self.tail())
+        return first_truncate(parse_source(self._options()).endpoint, wanted, self.job.decoder)
 
     def arrivals(self, start: int, end: int, held_from: int | None = None) -> Arrivals:
         """Return the records: read by the driver if they are few, and else by tasks."""
@@ -249,6 +255,8 @@ class TableIntake:
         self._waiting = TransactionWait(stream.job.transactions)
         #: The last record that was read: it may be held back, or hold no change.
         self.seen: int | None = None
+        #: The last record that does not matter, because a later one empties the table.
+        self._skipped = -1
 
     @property
     def held_from(self) -> int | None:
@@ -257,7 +265,12 @@ class TableIntake:
 
     def restart(self) -> None:
         """Forget what was read: the records after the archive's head come again."""
-        self.seen = None
+        self.seen, self._skipped = None, -1
+        self._waiting.forget()
+
+    def skip_to(self, truncate: int) -> None:
+        """Continue at a record that empties the table; those before it are read no more."""
+        self._skipped = self.seen = truncate - 1
         self._waiting.forget()
 
     @contextmanager
@@ -328,23 +341,25 @@ class TableIntake:
             )  # fmt: skip
 
     def _step(self, records: Arrivals, known: ArchiveState) -> DecodeStep:
+        head = max(self._skipped, -1 if known.head is None else known.head)
         return DecodeStep(
             decoder=self._job.decoder,
-            schema=self._schema(records, known.schema),
+            schema=self._schema(records, known.schema, head),
             buckets=known.buckets,
-            head=-1 if known.head is None else known.head,
+            head=head,
             dead_letters=self._job.dead_letters,
             lettered=-1 if self.seen is None else self.seen,
+            skipped=self._job.skipped,
         )
 
-    def _schema(self, records: Arrivals, known: TableSchema | None) -> TableSchema:
+    def _schema(self, records: Arrivals, known: TableSchema | None, head: int) -> TableSchema:
         """Return the table's columns, learned from the first records until the key is known.
 
         Otherwise every task would learn for itself, one from whole numbers and another from fractions.
         """
         if known is not None and not known.has_untyped_key:
             return known
-        sample = records.sample()
+        sample = without(records.sample(head), self._job.skipped)
         found = self._job.decoder.decode(sample, known).schema if len(sample) else known
         return found or TableSchema.of_keys(self._job.decoder.key_fields)
 

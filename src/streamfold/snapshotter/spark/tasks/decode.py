@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,11 +13,14 @@ import pyarrow.compute as pc
 
 from streamfold.archive.buckets import bucket_numbers
 from streamfold.archive.schema import TableSchema
-from streamfold.snapshotter.decoding.decoder import ChangeDecoder, Decoded
+from streamfold.snapshotter.decoding.decoder import DEAD_LETTERS, ChangeDecoder, Decoded
 from streamfold.snapshotter.source_positions import SourceSpan
 from streamfold.snapshotter.spark.destinations import DeadLetters
 from streamfold.snapshotter.spark.tasks.results import REPORT, Batches, TaskResult, pack, task
 from streamfold.snapshotter.transactions import CLOSED, SILENT, Tail
+
+#: Reason of the dead letter of a record that is to be skipped.
+_SKIPPED = "dead_letters.records names it"
 
 
 class DecodeReport(msgspec.Struct, frozen=True):
@@ -62,6 +66,8 @@ class DecodeStep:
     dead_letters: DeadLetters
     #: Dead letters up to this record are already written: records may be read twice.
     lettered: int = -1
+    #: Records that become dead letters, whatever they hold.
+    skipped: tuple[int, ...] = ()
 
 
 @task
@@ -76,8 +82,34 @@ def decode(batches: Batches, step: DecodeStep) -> Iterator[TaskResult]:
             yield from _decode(fresh, step)
 
 
+def without(records: pa.Table, skipped: Sequence[int]) -> pa.Table:
+    """Return the records that are not to be skipped."""
+    return records.filter(pc.invert(_chosen(records, skipped))) if skipped else records
+
+
+def _chosen(records: pa.RecordBatch | pa.Table, skipped: Sequence[int]) -> Any:
+    seq_nums = records.column("seq_num").cast(pa.int64())
+    return pc.is_in(seq_nums, value_set=pa.array(skipped, pa.int64()))
+
+
+def _decoded(records: pa.RecordBatch, step: DecodeStep) -> Decoded:
+    """Decode the records; those that are to be skipped become dead letters."""
+    chosen = _chosen(records, step.skipped)
+    if not (step.skipped and pc.any(chosen).as_py()):
+        return step.decoder.decode(records, step.schema)
+    decoded = step.decoder.decode(records.filter(pc.invert(chosen)), step.schema)
+    gone = records.filter(chosen)
+    columns = [gone["seq_num"], pa.array([_SKIPPED] * len(gone)), gone["body"]]
+    letters = pa.table(columns, names=DEAD_LETTERS.names).cast(DEAD_LETTERS)
+    positions = decoded.positions
+    if positions is not None:
+        positions = positions.at(np.flatnonzero(~chosen.to_numpy(zero_copy_only=False)))
+    merged = pa.concat_tables([decoded.dead_letters, letters]).sort_by("seq_num")
+    return replace(decoded, dead_letters=merged, positions=positions)
+
+
 def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[TaskResult]:
-    decoded = step.decoder.decode(records, step.schema)
+    decoded = _decoded(records, step)
     letters = decoded.dead_letters.filter(
         pc.greater(decoded.dead_letters["seq_num"], step.lettered)
     )

@@ -1,0 +1,96 @@
+"""Values that a column cannot hold: the table stops, and every way out that it names works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
+from streamfold.snapshotter.spark.table.arrivals import DRIVER_RECORDS_SETTING
+from streamfold.snapshotter.status import State
+from tests.spark.server import Server
+from tests.spark.snapshotter.feeding import envelope, feed
+from tests.spark.snapshotter.live import running
+from tests.spark.snapshotter.tables import check_every_boundary, state_of, table_job
+
+
+def row(key: int) -> bytes:
+    return envelope("c", after={"id": key, "name": f"n{key}", "price": 1.5})
+
+
+def unfit(key: int) -> bytes:
+    return envelope("u", {"id": key}, {"id": key, "name": "unfit", "price": "dear"})
+
+
+def letters_of(folder: Path) -> list[tuple[int, str]]:
+    files = sorted((folder / "dead-letters").glob("*.jsonl"))
+    found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [(letter["seq_num"], letter["reason"]) for letter in found]
+
+
+@pytest.mark.parametrize("tasks", [False, True], ids=["driver", "tasks"])
+def test_a_table_that_stopped_continues_where_it_is_emptied(
+    tasks: bool,
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+) -> None:
+    stream, folder = fresh(), tmp_path / "table"
+    # Several batches are between the record that does not fit and the one that empties the table.
+    job = table_job(server, stream, folder, max_records=3)
+    bodies = [row(1), row(2), unfit(1), *(row(key) for key in range(10, 20))]
+    if tasks:
+        spark.conf.set(DRIVER_RECORDS_SETTING, "0")
+    try:
+        feed(server, stream, bodies)
+        with running(spark, tmp_path / "scratch", job) as live:
+            error = live.wait_for_state(job.table, State.STOPPED).last_error
+            assert error is not None
+            assert error.code == "schema_incompatible"
+            for part in (
+                "record 2",
+                '{"id":1}',
+                "price",
+                "'dear'",
+                "--recopy",
+                "[2]",
+                "dead_letter",
+            ):
+                assert part in error.message
+        again = [envelope("t"), row(3), unfit(3), envelope("t"), row(4)]
+        feed(server, stream, again)
+        with running(spark, tmp_path / "scratch", job) as live:
+            live.wait_for_head(job.table, len(bodies) + len(again) - 1)
+    finally:
+        spark.conf.unset(DRIVER_RECORDS_SETTING)
+    assert list(state_of(folder)) == [4]
+    check_every_boundary(folder, [*bodies, *again])
+    assert letters_of(folder) == []
+
+
+def test_a_table_continues_without_the_record_that_is_named_or_without_all_that_do_not_fit(
+    spark: SparkSession,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+) -> None:
+    stream, folder = fresh(), tmp_path / "table"
+    feed(server, stream, [row(1), unfit(1), row(2)])
+    job = table_job(server, stream, folder, skipped=(1,))
+    with running(spark, tmp_path / "scratch", job) as live:
+        live.wait_for_head(job.table, 2)
+        feed(server, stream, [unfit(2), row(3)])
+        stopped = live.wait_for_state(job.table, State.STOPPED)
+        assert stopped.last_error is not None
+        assert "record 3" in stopped.last_error.message
+    assert letters_of(folder) == [(1, "dead_letters.records names it")]
+    lenient = table_job(server, stream, folder, decoder=EnvelopeDecoder(("id",), DEAD_LETTER))
+    with running(spark, tmp_path / "scratch", lenient) as live:
+        live.wait_for_head(job.table, 4)
+    assert [seq_num for seq_num, _ in letters_of(folder)] == [1, 3]
+    assert state_of(folder)[2]["name"] == "n2"
