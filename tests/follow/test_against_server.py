@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from s2_sdk import StreamConfig
 
 from streamfold.blob import open_blob_store
 from streamfold.follow import (
+    HistoryTrimmedError,
     Outcome,
     Placement,
     Policy,
@@ -21,6 +23,7 @@ from streamfold.follow import (
     in_stream,
 )
 from streamfold.follow.clients.s2 import S2Client
+from streamfold.follow.restore.plan import make_plan
 from tests.follow.ledger import SMALL, Ledger, fold, initial
 from tests.interop.serving import serving
 from tests.ports import free_port
@@ -71,6 +74,27 @@ async def test_snapshots_in_the_stream_and_readers_before_and_after_the_trim(siz
                 seen = [(await anext(early)).body.decode() for _ in range(10)]
                 assert seen == ledger.expected[-10:]
                 assert early.value["seen"] == ledger.expected
+
+
+async def test_a_stream_whose_beginning_expired_says_why_and_how_to_keep_records() -> None:
+    with serving(*QUIET) as exports:
+        async with sdk_client(exports["S2_ACCOUNT_ENDPOINT"]) as s2:
+            await s2.ensure_basin(BASIN)
+            brief = StreamConfig(retention_policy=1)
+            await s2.basin(BASIN).create_stream(STREAM, config=brief)
+            client = S2Client(s2.basin(BASIN).stream(STREAM))
+            ledger = Ledger(client)
+            await ledger.add(5)
+            async with asyncio.timeout(60):
+                while await client.peek(0, 1):  # noqa: ASYNC110 - nothing announces it
+                    await asyncio.sleep(0.05)
+            plan = str(await make_plan(client, in_stream()))
+            assert "records before 5 are gone, trimmed or older than the stream's retention" in plan
+            assert "--retention-policy infinite" in plan
+            with pytest.raises(HistoryTrimmedError) as failure:
+                await ledger.restored()
+    for part in ("before 5", "7 days", "older than", "--retention-policy infinite"):
+        assert part in failure.value.message
 
 
 async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) -> None:

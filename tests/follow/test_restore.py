@@ -132,7 +132,7 @@ async def test_deltas_between_frames_beyond_the_buffer_are_read_again() -> None:
 async def test_a_trimmed_stream_without_a_snapshot_says_so(ledger: Ledger) -> None:
     await ledger.add(5)
     await ledger.stream.append([trim_record(3)])
-    with pytest.raises(HistoryTrimmedError, match="before 3 are trimmed"):
+    with pytest.raises(HistoryTrimmedError, match="before 3 are gone, trimmed or older"):
         await ledger.restored()
 
 

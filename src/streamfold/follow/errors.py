@@ -15,6 +15,7 @@ RetryLaterError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from streamfold.errors import (
     ConflictError,
@@ -22,6 +23,14 @@ from streamfold.errors import (
     FormatUnsupportedError,
     NotFoundError,
     RetryLaterError,
+)
+
+#: Why records at the beginning of a stream are gone, and how to keep them.
+GONE: Final = "trimmed or older than the stream's retention"
+KEEPING: Final = (
+    "Streams keep records for 7 days unless their retention says otherwise: create those that are "
+    "folded from the start with an infinite one, as in `streamfold create-stream NAME "
+    "--retention-policy infinite`, or take snapshots before records expire."
 )
 
 
@@ -68,8 +77,8 @@ class HistoryTrimmedError(NotFoundError):
     def __init__(self, first: int, problems: Sequence[str]) -> None:
         because = f" ({'; '.join(problems)})" if problems else ""
         super().__init__(
-            f"the records before {first} are trimmed and no usable snapshot covers them{because}: "
-            "name the location of its snapshots"
+            f"the records before {first} are gone, {GONE}, and no usable snapshot covers them"
+            f"{because}: name the location of the stream's snapshots. {KEEPING}"
         )
 
 

@@ -12,6 +12,8 @@ from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.clients.feed import Backoff, retrying
 from streamfold.follow.encoding.record_forms import Closing, Frame, Opening, form_of
 from streamfold.follow.errors import (
+    GONE,
+    KEEPING,
     SnapshotAheadError,
     SnapshotCorruptError,
     SnapshotUnsupportedError,
@@ -145,8 +147,10 @@ class RestorePlan:
             lines.append(f"  load    {self.snapshot} (cursor {self.snapshot.cursor}{size})")
         elif self.searching:
             lines.append(
-                f"  search  a snapshot in the stream: records before {self.first} are gone"
+                f"  search  a snapshot in the stream: records before {self.first} are gone, {GONE}"
             )
+            if not self.records:
+                lines.append(f"  missing no record is left. {KEEPING}")
         else:
             lines.append("  load    nothing: fold from the start")
         records = noun(self.records, "record")
