@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from streamfold.follow import (
     follow,
     in_stream,
 )
+from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.follow.restore.plan import make_plan
 from tests.follow.ledger import SMALL, Ledger, fold, initial
@@ -48,6 +49,12 @@ async def until_trimmed(client: S2Client, first: int) -> None:
     async with asyncio.timeout(120):
         while (await client.peek(0, 1))[0].seq_num < first:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.01)
+
+
+async def until_empty(client: S2Client) -> None:
+    async with asyncio.timeout(60):
+        while await client.peek(0, 1):  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.05)
 
 
 async def until_saved(store: SnapshotStore, cursor: int) -> None:
@@ -85,9 +92,7 @@ async def test_a_stream_whose_beginning_expired_says_why_and_how_to_keep_records
             client = S2Client(s2.basin(BASIN).stream(STREAM))
             ledger = Ledger(client)
             await ledger.add(5)
-            async with asyncio.timeout(60):
-                while await client.peek(0, 1):  # noqa: ASYNC110 - nothing announces it
-                    await asyncio.sleep(0.05)
+            await until_empty(client)
             plan = str(await make_plan(client, in_stream()))
             assert "records before 5 are gone, trimmed or older than the stream's retention" in plan
             assert "--retention-policy infinite" in plan
@@ -95,6 +100,40 @@ async def test_a_stream_whose_beginning_expired_says_why_and_how_to_keep_records
                 await ledger.restored()
     for part in ("before 5", "7 days", "older than", "--retention-policy infinite"):
         assert part in failure.value.message
+
+
+class ExpiringClient(S2Client):
+    """Starts to read when no record is left."""
+
+    def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
+        return self._read_later(seq_num)
+
+    async def _read_later(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
+        await until_empty(self)
+        async with aclosing(super().read(seq_num)) as session:
+            async for batch in session:
+                yield batch
+
+
+@pytest.mark.parametrize("following", [False, True], ids=["restore", "catch-up"])
+async def test_records_that_expire_before_they_are_read_are_not_waited_for(following: bool) -> None:
+    with serving(*QUIET) as exports:
+        async with sdk_client(exports["S2_ACCOUNT_ENDPOINT"]) as s2:
+            await s2.ensure_basin(BASIN)
+            brief = StreamConfig(retention_policy=1)
+            await s2.basin(BASIN).create_stream(STREAM, config=brief)
+            expiring = ExpiringClient(s2.basin(BASIN).stream(STREAM))
+            ledger = Ledger(expiring)
+            async with asyncio.timeout(60):
+                if not following:
+                    await ledger.add(5)
+                    with pytest.raises(HistoryTrimmedError):
+                        await ledger.restored()
+                    return
+                async with ledger.follow() as state:
+                    await ledger.add(5)
+                    with pytest.raises(HistoryTrimmedError):
+                        await state.catch_up()
 
 
 async def test_two_snapshotters_run_while_writers_append(s3_server: S3Server) -> None:

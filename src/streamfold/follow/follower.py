@@ -13,7 +13,7 @@ import msgspec
 
 from streamfold.errors import InvalidError
 from streamfold.follow.clients.client import StreamClient, StreamRecord
-from streamfold.follow.clients.feed import Backoff, Feed, retrying
+from streamfold.follow.clients.feed import SILENCE, Backoff, Feed, is_empty_from, retrying
 from streamfold.follow.encoding.assembly import PartialSnapshot
 from streamfold.follow.restore.plan import RestorePlan
 from streamfold.follow.restore.progress import ProgressCallback, TerminalBar
@@ -156,7 +156,9 @@ class Follower(Generic[S]):
         """Apply everything that is in the stream at this moment; iterating does not show it again."""
         tail = (await retrying(self._backoff, self._client.check_tail)).seq_num
         while self.cursor < tail or self._ready or self._overtaken:
-            await self.advance()
+            if not await self.advance(SILENCE):
+                position = self._replay.position
+                self._overtaken = await is_empty_from(self._client, position, self._backoff)
 
     async def advance_to(self, snapshot: str, at_most: int) -> PartialSnapshot | None:
         """Apply everything before the first record of `snapshot`, and nothing after it.

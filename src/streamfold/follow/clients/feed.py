@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from streamfold.backoff import pause_after
@@ -15,6 +16,8 @@ from streamfold.errors import InvalidError, PositionUnwrittenError, RetryLaterEr
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.errors import SnapshotAheadError
 
+#: Seconds without a record, where some are expected, after which to look whether they are gone.
+SILENCE: Final = 1.0
 #: Seconds after which a task that has not ended is cancelled again.
 _ASK_AGAIN: Final = 0.25
 
@@ -59,6 +62,14 @@ async def retrying(backoff: Backoff, call: Callable[[], Awaitable[T]]) -> T:
         except RetryLaterError as error:
             failures += 1
             await backoff.pause(failures, error)
+
+
+async def is_empty_from(client: StreamClient, position: int, backoff: Backoff) -> bool:
+    """Whether the stream has no record at or after `position`, also if it had some.
+
+    Where records are expected, they were trimmed or have expired: a session would wait for the next.
+    """
+    return not await retrying(backoff, partial(client.peek, position, 1))
 
 
 class Feed:

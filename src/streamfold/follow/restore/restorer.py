@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from streamfold.errors import BlobNotFoundError, StreamfoldError
 from streamfold.follow.clients.client import StreamClient
-from streamfold.follow.clients.feed import Backoff, Feed, retrying
+from streamfold.follow.clients.feed import SILENCE, Backoff, Feed, is_empty_from, retrying
 from streamfold.follow.encoding.codecs import check_fold
 from streamfold.follow.encoding.container import Unpacked
 from streamfold.follow.errors import (
@@ -120,8 +120,10 @@ class Restorer(Generic[S]):
             if replay.position >= plan.tail:
                 self._give_up(plan)
                 return False
-            batch = await feed.next()
+            batch = await feed.next(SILENCE)
             if batch is None:
+                if await is_empty_from(self._client, replay.position, self._backoff):
+                    return False
                 continue
             if replay.known and replay.is_gap(batch):
                 return False
