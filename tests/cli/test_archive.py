@@ -66,6 +66,7 @@ def test_archives_are_listed_with_their_heads(shell: Shell, folder: Path) -> Non
         "oldest_readable_position": "9",
         "incomplete_before": None,
         "updated_at": "2026-06-03T12:04:00.000000Z",
+        "dead_letters": 0,
         "artifacts": 6,
     }
     assert "public.users" in shell.ok("archive", "ls", folder.as_uri()).text

@@ -200,6 +200,45 @@ def test_once_ends_although_the_snapshotter_gave_a_table_up(
     assert "table public.orders is stopped: manifest_version" in failed.error["message"]
 
 
+async def test_a_value_that_no_column_holds_is_corrected_by_a_recopy_or_becomes_a_dead_letter(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    execute(
+        orders,
+        "ALTER TABLE orders ADD at timestamp",
+        f"DELETE FROM orders WHERE id < {ROWS}",
+        f"UPDATE orders SET at = '294276-12-31' WHERE id = {ROWS}",
+    )
+    once = (*arguments(orders, tmp_path), "--once")
+    failed = await asyncio.to_thread(shell, *once)
+    assert failed.status == 1
+    assert f'(row {{"id":{ROWS}}}), values do not fit' in failed.error["message"]
+    assert "at: '922431" in failed.error["message"]
+    execute(orders, "UPDATE orders SET at = '2026-01-31'", "INSERT INTO orders VALUES (1, 'b', 2)")
+    copied = await asyncio.to_thread(shell.ok, *once, "--recopy")
+    assert not any(shown.get("dead_letters") for shown in copied.objects)
+    assert await published(tmp_path) == rows_of(orders)
+    execute(orders, "UPDATE orders SET price = 'NaN' WHERE id = 1", "INSERT INTO orders VALUES (2)")
+    lenient = await asyncio.to_thread(shell.ok, *once, "--mismatch", "dead_letter")
+    shown = lenient.objects[-1]
+    assert (shown["dead_letters"], shown["error"]) == (1, None)
+    assert shown["dead_letters_at"].endswith("/archive/public.orders/dead-letters/")
+    assert [key for key, *_ in await published(tmp_path)] == [1, 2, ROWS]
+
+
+def test_skipped_records_are_those_of_the_snapshotter(
+    orders: str, shell: Shell, tmp_path: Path
+) -> None:
+    file = tmp_path / "config" / "snapshotter.toml"
+    given = ("--skip", "orders:17", "--skip", "public.orders:3", "--config", str(file.parent))
+    shell.ok(*arguments(orders, tmp_path, *given))
+    shell.ok("snapshotter", "validate", "--config", str(file))
+    (table,) = tomllib.loads(file.read_text())["tables"]
+    assert table["dead_letters"] == {"records": [3, 17]}
+    refused = shell(*arguments(orders, tmp_path, "--skip", "other:17"))
+    assert "give one of ['public.orders'], a colon" in refused.error["message"]
+
+
 def test_an_error_of_a_part_that_no_restart_corrects_ends_the_command(
     orders: str, shell: Shell, tmp_path: Path
 ) -> None:

@@ -20,13 +20,14 @@ from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat, parquet
 from streamfold.archive.formats.admission import Limits
 from streamfold.archive.formats.format import Compression
+from streamfold.archive.manifest.model import Source
 from streamfold.archive.preview.process import ReadLimits
 from streamfold.errors import ConflictError, InvalidError
 from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
 from streamfold.server.console import ConsoleSettings
 from streamfold.server.main import Server, running_server
 from streamfold.snapshotter.status import ArtifactStatus, State, StatusServer, TableStatus
-from streamfold.snapshotter.status.table_status import Failure
+from streamfold.snapshotter.status.table_status import DeadLetterStatus, Failure
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
 from tests.folder_size import stored_bytes
 from tests.ports import free_port
@@ -45,7 +46,10 @@ async def publish(folder: Path) -> str:
     await writer.write_base(rows({1: "one", 2: HOSTILE}), "10", reason="first")
     await writer.write_diff(changes(("DELETE", 1, None)), "10", "20")
     closing = changes(("INSERT", 3, "three"))
-    await writer.rebase(rows({2: HOSTILE, 3: "three"}), closing, "30", reason="max_interval")
+    source = Source(name="basin/users", dead_letters=100_002)
+    await writer.rebase(
+        rows({2: HOSTILE, 3: "three"}), closing, "30", reason="max_interval", source=source
+    )
     return f"{uri}/"
 
 
@@ -327,6 +331,7 @@ def test_a_table_is_shown_as_a_chain_and_at_an_older_position(
 ) -> None:
     page.goto(tables.page("tables"))
     page.get_by_role("link", name="public.users").click()
+    expect(page.get_by_text("100,002 dead letters")).to_be_visible()
     expect(page.get_by_role("img", name="2 epochs of bases and diffs, 10 to 30")).to_be_visible()
     expect(page.get_by_role("cell", name="three", exact=True)).to_be_visible()
     page.get_by_role("slider").press("Home")
@@ -384,6 +389,7 @@ class _Snapshotter:
         status = TableStatus(
             table="public.users", stream="users", state=State.FENCED, lag_records=12,
             lag_seconds=3.5, manifest_head="30", last_error=failure,
+            dead_letters=DeadLetterStatus(100_002, "s3://b/dead-letters/", 7, f"malformed {HOSTILE}"),
         )  # fmt: skip
         orders = TableStatus(
             table="public.orders", stream="orders", state=State.RETRYING, incomplete_before="7"
@@ -407,6 +413,8 @@ def test_the_status_of_snapshotters_is_shown_and_those_that_are_away(
             expect(row).to_contain_text("fenced")
             expect(row).to_contain_text(HOSTILE)
             expect(row).to_contain_text("12 records, 3.5 s")
+            expect(row).to_contain_text("100,002 dead letters")
+            expect(row).to_contain_text("in s3://b/dead-letters/")
             other = page.get_by_role("row", name="public.orders")
             expect(other).to_contain_text("incomplete before 7")
             expect(other).to_contain_text("unknown")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+import streamfold.archive
+from streamfold.cli.archives.json_output import archive_text
 from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
 from streamfold.snapshotter.spark.table.arrivals import DRIVER_RECORDS_SETTING
 from streamfold.snapshotter.status import State
@@ -78,6 +82,7 @@ def test_a_table_continues_without_the_record_that_is_named_or_without_all_that_
     server: Server,
     fresh: Callable[[], str],
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     stream, folder = fresh(), tmp_path / "table"
     feed(server, stream, [row(1), unfit(1), row(2)])
@@ -90,7 +95,22 @@ def test_a_table_continues_without_the_record_that_is_named_or_without_all_that_
         assert "record 3" in stopped.last_error.message
     assert letters_of(folder) == [(1, "dead_letters.records names it")]
     lenient = table_job(server, stream, folder, decoder=EnvelopeDecoder(("id",), DEAD_LETTER))
-    with running(spark, tmp_path / "scratch", lenient) as live:
+    with caplog.at_level(logging.WARNING), running(spark, tmp_path / "scratch", lenient) as live:
         live.wait_for_head(job.table, 4)
-    assert [seq_num for seq_num, _ in letters_of(folder)] == [1, 3]
+        feed(server, stream, [b"<xml/>", b"{}"])
+        live.wait_for_head(job.table, 6)
+        _, answer = live.ask("GET", "/status")
+    shown, location = answer["tables"][job.table], f"{folder.as_uri()}/dead-letters/"
+    assert (shown["counts"]["dead_letters"], shown["dead_letters"]["total"]) == (3, 4)
+    assert (shown["dead_letters"]["seq_num"], shown["dead_letters"]["location"]) == (5, location)
+    assert "JSON is malformed" in shown["dead_letters"]["reason"]
+    _, first, second = (text for text in caplog.messages if "became dead letters" in text)
+    assert first.startswith(
+        f"table {job.table}: 1 of 2 records became dead letters, in {location}; the first is record "
+        "3: price"
+    )
+    assert "2 of 2 records" in second
+    archive = asyncio.run(streamfold.archive.open(folder))
+    assert "letters  4 records could not be decoded" in archive_text(archive, archive.plan())
+    assert [seq_num for seq_num, _ in letters_of(folder)] == [1, 3, 5, 6]
     assert state_of(folder)[2]["name"] == "n2"

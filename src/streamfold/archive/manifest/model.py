@@ -131,6 +131,8 @@ class Source(Entry, frozen=True, kw_only=True):
     offsets: dict[str, str] = {}
     #: Milliseconds since 1970 of the last record that was read, by which its stream is recognized.
     timestamp: int | None = None
+    #: Records that could not be decoded, since the table began; None without any.
+    dead_letters: int | None = None
 
 
 class Pin(Entry, frozen=True, kw_only=True):

@@ -46,8 +46,13 @@ def manifest_shape(uri: str, manifest: Manifest) -> Shape:
         "oldest_readable_position": manifest.artifacts[0].to_position,
         "incomplete_before": manifest.incomplete_before,
         "updated_at": manifest.updated_at,
+        "dead_letters": _dead_letters(manifest),
         "artifacts": len(manifest.artifacts),
     }
+
+
+def _dead_letters(manifest: Manifest) -> int:
+    return (manifest.source.dead_letters or 0) if manifest.source else 0
 
 
 def manifest_line(uri: str, manifest: Manifest) -> str:
@@ -85,11 +90,13 @@ def archive_text(archive: Archive, plan: TablePlan) -> str:
     from streamfold.archive.read.plan import describe
 
     manifest = archive.manifest
+    count = _dead_letters(manifest)
     columns = [f"{f.name} {f.type}" for f in archive.schema.arrow] if archive.schema else []
     lines = [
         f"table    {manifest.table}",
         f"head     {manifest.head_position}  of epoch {manifest.epoch}, {manifest.updated_at}",
         f"oldest   {manifest.artifacts[0].to_position}",
+        *([f"letters  {count} {noun(count, 'record')} could not be decoded"] if count else []),
         *(
             [f"missing  changes before {before}: rows that only they hold are not in the table"]
             if (before := manifest.incomplete_before)

@@ -64,6 +64,9 @@ class PublishedTable(msgspec.Struct, frozen=True):
     error: str | None = None
     #: The newest commit of the database in the archive.
     archive_position: str | None = None
+    #: Records that could not be decoded, since the table began, and where they are.
+    dead_letters: int = 0
+    dead_letters_at: str | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.table}  {self.state}"]
@@ -81,6 +84,9 @@ class PublishedTable(msgspec.Struct, frozen=True):
             for kind, found in (("diff", self.last_diff), ("base", self.last_base))
             if found is not None
         ]
+        if self.dead_letters:
+            letters = noun(self.dead_letters, "dead letter")
+            parts.append(f"{self.dead_letters} {letters} in {self.dead_letters_at}")
         if self.error is not None:
             parts.append(" ".join(self.error.split()))
         return "  ".join(parts)
@@ -157,6 +163,7 @@ class StatusBoard:
 
     def _table(self, name: str, line: dict[str, Any]) -> PublishedTable:
         published, slot = self._snapshotter.get(name), self._slot
+        letters = None if published is None else published.dead_letters
         state = line.get("state", "starting")
         error = self.database_error
         if published is not None and state == "following":
@@ -177,7 +184,14 @@ class StatusBoard:
             None if published is None else PublishedArtifact.of(published.last_base),
             error,
             None if published is None else published.source_head,
+            letters.total if letters else 0,
+            letters.location if letters else None,
         )
+
+
+def _urgent(table: PublishedTable) -> tuple[object, ...]:
+    """Return what a change of is shown at once."""
+    return table.state, table.error, table.dead_letters > 0
 
 
 class Screen:
@@ -207,7 +221,7 @@ class Screen:
         now = time.monotonic()
         for table in tables:
             last, at = self._shown.get(table.table, (None, 0.0))
-            changed = last is None or (table.state, table.error) != (last.state, last.error)
+            changed = last is None or _urgent(table) != _urgent(last)
             due = table != last and (self._output.as_json or now - at >= _LINE_INTERVAL)
             if changed or due:
                 self._shown[table.table] = (table, now)

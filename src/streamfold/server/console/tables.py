@@ -235,6 +235,7 @@ def _summary(uri: str, found: Manifest | StreamfoldError) -> dict[str, Any]:
         "size_bytes": sum(map(size_of, found.artifacts)),
         "key_fields": found.key_fields,
         "source": found.source.name if found.source else None,
+        "dead_letters": (found.source.dead_letters or 0) if found.source else 0,
     }
 
 

@@ -84,6 +84,11 @@ def open_mirrors(specs: Sequence[DestinationSpec]) -> Mirrors:
 class DeadLetters(Protocol):
     """Writes dead letters; pickled with tasks."""
 
+    @property
+    def location(self) -> str:
+        """Where they are, for people."""
+        ...
+
     def write(self, letters: pa.Table) -> None:
         """Write the letters of one batch, `seq_num, reason, body`; durable when this returns."""
         ...
@@ -97,6 +102,10 @@ class DeadLetterFolder:
     table: str
     stream: str
     prefix: str = "dead-letters/"
+
+    @property
+    def location(self) -> str:
+        return f"{self.destination.uri}{self.prefix}"
 
     def write(self, letters: pa.Table) -> None:
         rows = letters.to_pylist()
@@ -124,6 +133,10 @@ class DeadLetterStream:
     target: str
     table: str
     stream: str
+
+    @property
+    def location(self) -> str:
+        return f"stream {self.target}"
 
     def write(self, letters: pa.Table) -> None:
         with Connection(self.endpoint) as connection:

@@ -5,6 +5,7 @@ from streamfold.snapshotter.status.metrics import render_metrics
 from streamfold.snapshotter.status.table_status import (
     ArtifactStatus,
     Counts,
+    DeadLetterStatus,
     Failure,
     State,
     TableStatus,
@@ -18,6 +19,7 @@ __all__ = [
     "TableStatus",
     "ArtifactStatus",
     "Counts",
+    "DeadLetterStatus",
     "Failure",
     "State",
 ]

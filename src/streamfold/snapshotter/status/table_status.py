@@ -49,6 +49,18 @@ class ArtifactStatus(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class DeadLetterStatus(msgspec.Struct, frozen=True):
+    """Records that could not be decoded, and are kept with the reason."""
+
+    #: Since the table began.
+    total: int
+    #: Where they are: a folder, or a stream.
+    location: str
+    #: The first of the last batch that had any, since this process started: its record, and the reason.
+    seq_num: int | None = None
+    reason: str | None = None
+
+
 class Counts(msgspec.Struct, frozen=True):
     """Counts since this process started."""
 
@@ -106,6 +118,8 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_base: ArtifactStatus | None = None
     last_diff: ArtifactStatus | None = None
     last_error: Failure | None = None
+    #: None without any.
+    dead_letters: DeadLetterStatus | None = None
     #: Destinations that lack the last commit, and why.
     lagging_destinations: dict[str, str] = {}
     counts: Counts = Counts()

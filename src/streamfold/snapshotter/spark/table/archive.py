@@ -46,6 +46,8 @@ class Written(NamedTuple):
     plan: PartPlan
     parts: Sequence[WrittenPart]
     records: int
+    #: Records that became dead letters.
+    dead: int = 0
 
 
 class WrittenBase(NamedTuple):
@@ -57,6 +59,8 @@ class WrittenBase(NamedTuple):
     #: Buckets of the last base whose files are reused.
     reuse: Sequence[int] = ()
     closing: Written | None = None
+    #: Records of a first base that became dead letters.
+    dead: int = 0
 
 
 class TableArchive:
@@ -164,13 +168,16 @@ class TableArchive:
         )
 
     def commit_diff(self, diff: Written) -> Manifest:
-        source = self._source(diff.plan.to_position)
+        source = self._source(diff.plan.to_position, diff.dead)
         return self._loop.call(
             self.writer.commit_diff(diff.plan, diff.parts, record_count=diff.records, source=source)
         )
 
     def commit_base(self, base: WrittenBase) -> Manifest:
-        closing = WrittenDiff(*base.closing) if base.closing else None
+        closing, dead = None, base.dead
+        if base.closing is not None:
+            diff = base.closing
+            closing, dead = WrittenDiff(diff.plan, diff.parts, diff.records), dead + diff.dead
         return self._loop.call(
             self.writer.commit_base(
                 base.plan,
@@ -178,7 +185,7 @@ class TableArchive:
                 reason=base.reason,
                 reuse=base.reuse,
                 closing=closing,
-                source=self._source(base.plan.to_position),
+                source=self._source(base.plan.to_position, dead),
             )
         )
 
@@ -255,11 +262,23 @@ class TableArchive:
             )
         return manifest
 
-    def _source(self, position: str) -> Source:
+    @property
+    def dead_letters(self) -> int:
+        """Records that became dead letters since the table began."""
+        source = self.manifest.source if self.manifest else None
+        return (source.dead_letters or 0) if source else 0
+
+    def _source(self, position: str, dead: int = 0) -> Source:
         name = f"{self._job.source.get('basin', '')}/{self._job.stream}"
         last = self._job.layout.seq_num(position)
         offsets = {self._job.stream: str(last + 1)}
-        return Source(name=name, offsets=offsets, timestamp=self._timestamp(last))
+        total = self.dead_letters + dead
+        return Source(
+            name=name,
+            offsets=offsets,
+            timestamp=self._timestamp(last),
+            dead_letters=total or None,
+        )
 
     def _timestamp(self, seq_num: int) -> int | None:
         if self.timestamp_of is None or seq_num < 0:

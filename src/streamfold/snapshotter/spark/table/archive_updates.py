@@ -288,6 +288,7 @@ class ArchiveUpdates:
         if batch is not None:
             self.progressed = True
             self._watch.take(batch, seconds, self._pipeline.intake.held_from)
+            self._log.lettered(batch, self._stream.job.dead_letters.location)
             self._log.took(batch.seen, batch.records / seconds if seconds > 0 else 0.0)
         if batch is not None or self._published.manifest is not before:
             self._watch.recover()

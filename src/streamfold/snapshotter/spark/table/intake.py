@@ -195,6 +195,8 @@ class Batch:
     seen: int
     #: Whether a transaction was cut before its end.
     cut: bool = False
+    #: The first dead letter: its record, and the reason.
+    letter: tuple[int, str] | None = None
     #: Whether they hold the whole table whatever was before: it is emptied, or its first copy begins.
     begins_table: bool = False
     #: The commits of the source that the records are from, and those of all that were read.
@@ -218,6 +220,7 @@ class Batch:
             truncated_at=truncated_at,
             timestamp=seen.timestamp,
             seen=seen.last,
+            letter=next((report.letter for report in taken if report.letter), None),
             begins_table=truncated_at >= 0 or (source is not None and source.begins),
             source=source,
             source_seen=joined([report.source for report in read]),

@@ -200,7 +200,7 @@ class TablePipeline:
         self._published.begin(schema)
         if self._published.manifest is None:
             self._write_first(arrived)
-        elif batch.changes or self._ends_copy(batch) or self._is_far_behind(batch):
+        elif batch.changes or batch.dead or self._ends_copy(batch) or self._is_far_behind(batch):
             self._write_diff(arrived, force)
         return batch
 
@@ -254,7 +254,8 @@ class TablePipeline:
         order = PartsOrder(step, count, range(count), arrived.edge, batch.changes)
         written_at = self._now()
         parts = arrived.results.write(order)
-        self._commit(Uncommitted(WrittenBase(plan, parts, FIRST), batch, written_at))
+        first = WrittenBase(plan, parts, FIRST, dead=batch.dead)
+        self._commit(Uncommitted(first, batch, written_at))
 
     def _write_diff(self, arrived: CompleteRecords, force: str | None) -> None:
         batch, manifest = arrived.batch, self._published.writer.manifest
@@ -272,7 +273,8 @@ class TablePipeline:
         order = PartsOrder(step, stack.buckets, needed, arrived.edge, batch.changes)
         written_at = self._now()
         parts = arrived.results.write(order)
-        self._commit(Uncommitted(Written(plan, parts, batch.records), batch, written_at, force))
+        diff = Written(plan, parts, batch.records, batch.dead)
+        self._commit(Uncommitted(diff, batch, written_at, force))
 
     def _decide(self, manifest: Manifest, pending: Pending) -> Decision:
         return decide(self._job.thresholds, chain_state(manifest, self._now()), pending)

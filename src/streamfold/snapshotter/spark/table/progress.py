@@ -21,6 +21,7 @@ from streamfold.snapshotter.spark.table.intake import Batch
 from streamfold.snapshotter.status.table_status import (
     ArtifactStatus,
     Counts,
+    DeadLetterStatus,
     Failure,
     State,
     TableStatus,
@@ -63,6 +64,15 @@ class CommitLog:
             logger.info(
                 "table %s: committed %s", self._table, commit_line(artifact, based, seconds)
             )
+
+    def lettered(self, batch: Batch, location: str) -> None:
+        """Warn of the dead letters of a batch."""
+        if batch.letter is not None:
+            seq_num, reason = batch.letter
+            logger.warning(
+                "table %s: %d of %d records became dead letters, in %s; the first is record %d: %s",
+                self._table, batch.dead, batch.records, location, seq_num, reason,
+            )  # fmt: skip
 
     def took(self, last: int, rate: float) -> None:
         """Log that a batch up to the record `last` was taken in, at `rate` records per second."""
@@ -110,8 +120,17 @@ class TableProgress:
     """Counts and states of one table."""
 
     def __init__(
-        self, table: str, stream: str, destinations: Iterable[str], now: Callable[[], datetime]
+        self,
+        table: str,
+        stream: str,
+        destinations: Iterable[str],
+        now: Callable[[], datetime],
+        letters_at: str = "",
     ) -> None:
+        """`letters_at` is where dead letters go."""
+        self._letters_at = letters_at
+        #: The first dead letter of the last batch that had any.
+        self._letter: tuple[int, str] | None = None
         self._lock = threading.Lock()
         self._now = now
         counts = Counts(destination_errors=dict.fromkeys(destinations, 0))
@@ -170,6 +189,7 @@ class TableProgress:
         """Count a batch that was taken in, up to what is held back."""
         with self._lock:
             self._last_time = batch.timestamp
+            self._letter = batch.letter or self._letter
             self._source = batch.source_seen or self._source
             self._count(
                 records=batch.records,
@@ -212,6 +232,7 @@ class TableProgress:
             status, manifest, unread = self._status, self._manifest, self._unread
             following, tail, last_time = self._following(), self._tail, self._last_time
             source, caught_up = self._source, self._caught_up
+            letter = self._letter
         now = self._now()
         lag = None if following is None or tail is None else max(0, tail - following)
         if unread is not None and following is not None and unread.first >= following:
@@ -231,6 +252,7 @@ class TableProgress:
         newest_unread = unread.newest_commit if unread is not None else None
         return msgspec.structs.replace(
             status,
+            dead_letters=_letters(manifest, self._letters_at, letter),
             ready=status.state is State.RUNNING and caught_up,
             position=position,
             buffer_depth=position - head,
@@ -270,6 +292,13 @@ class TableProgress:
 
     def _change(self, **fields: object) -> None:
         self._status = msgspec.structs.replace(self._status, **fields)
+
+
+def _letters(
+    manifest: Manifest, location: str, letter: tuple[int, str] | None
+) -> DeadLetterStatus | None:
+    total = manifest.source.dead_letters if manifest.source else None
+    return DeadLetterStatus(total, location, *(letter or ())) if total else None
 
 
 def _lag_seconds(records: int | None, last_time: int | None, now: datetime) -> float | None:

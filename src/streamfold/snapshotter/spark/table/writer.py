@@ -137,7 +137,9 @@ class TableWriter:
         self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
         self._published = TableArchive(job, loop)
         self._events = TableEvents(job, loop)
-        self._watch = TableProgress(job.table, job.stream, job.destinations, now)
+        self._watch = TableProgress(
+            job.table, job.stream, job.destinations, now, job.dead_letters.location
+        )
         self._now = now
         self._woken = threading.Event()
         self._scratch = scratch

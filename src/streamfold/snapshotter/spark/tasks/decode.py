@@ -47,6 +47,8 @@ class DecodeReport(msgspec.Struct, frozen=True):
     tail: Tail = SILENT
     #: The commits of the source that they are from.
     source: SourceSpan | None = None
+    #: The first dead letter: its record, and the reason.
+    letter: tuple[int, str] | None = None
     #: Whether some of the columns are declared: all records must be read with their types.
     declares: bool = False
 
@@ -177,7 +179,14 @@ def _report(
         timestamp=(moment or 0) // 1000,
         schema=decoded.schema.canonical_json if decoded.schema else None,
         tail=decoded.tail,
+        letter=_first_letter(decoded.dead_letters),
     )
+
+
+def _first_letter(letters: pa.Table) -> tuple[int, str] | None:
+    if not len(letters):
+        return None
+    return letters["seq_num"][0].as_py(), letters["reason"][0].as_py()
 
 
 def _after_truncate(changes: pa.Table) -> tuple[pa.Table, int]:

@@ -2,7 +2,7 @@
 
 import { html } from "../vendor/htm-preact.js";
 import { getJson } from "../api.js";
-import { ago, bytes, number } from "../format.js";
+import { ago, bytes, number, plural } from "../format.js";
 import { Notice, useInterval, useLoaded } from "../widgets.js";
 
 /** Milliseconds between readings. */
@@ -23,6 +23,8 @@ function Tables({ tables }) {
     <tbody>${Object.entries(tables).map(([name, one]) => html`<tr key=${name}>
       <td class="name">${one.table ?? name}<div class="hint name">${one.stream}</div></td>
       <td><span class=${`badge ${GOOD.includes(one.state) ? "" : "bad"}`}>${one.state}</span>${!one.ready && html` <span class="hint">not ready</span>`}
+        ${one.dead_letters && html` <span class="badge bad">${plural(one.dead_letters.total, "dead letter")}</span><div class="hint name">
+          ${one.dead_letters.reason && html`record ${one.dead_letters.seq_num}: ${one.dead_letters.reason}<br />`}in ${one.dead_letters.location}</div>`}
         ${one.incomplete_before && html` <span class="badge bad">incomplete before ${one.incomplete_before}</span>`}
         ${one.last_error && html`<div class="hint name">${one.last_error.message}</div>`}
         <div class="narrow hint">head ${one.manifest_head ?? "–"}<br />lag ${lag(one)}</div></td>

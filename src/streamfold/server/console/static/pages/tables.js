@@ -157,6 +157,7 @@ export function TablePage({ uri }) {
     ${value && html`<div class="facts"><span>Head <b>${value.head_position}</b></span><span>Updated <b>${ago(Date.parse(value.updated_at))}</b></span>
         <span>Oldest position <b>${value.oldest_readable_position}</b></span><span>Size <b>${bytes(value.size_bytes)}</b></span>
         ${value.key_fields && html`<span>Key <b>${value.key_fields.join(", ")}</b></span>`}${value.source && html`<span>Source <b class="name">${value.source}</b></span>`}
+        ${value.dead_letters > 0 && html`<span class="badge bad">${plural(value.dead_letters, "dead letter")}</span>`}
         <span class="name">${value.uri}</span></div>
       ${value.incomplete_before && html`<${Notice}>This table is incomplete: changes before position ${value.incomplete_before} are missing, because its stream had lost them when the archive began.<//>`}
       <section class="card"><header><h2>Bases and diffs</h2><span class="end muted">${plural(epochs(chain).length, "epoch")}, ${plural(chain.length, "artifact")}</span>
