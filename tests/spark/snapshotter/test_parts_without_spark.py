@@ -208,6 +208,8 @@ def _decoded(bodies: list[bytes], **changed: Any) -> tuple[list[DecodeReport], l
 class _Letters:
     """Keeps letters here."""
 
+    location = "nowhere"
+
     def __init__(self) -> None:
         self.written: list[int] = []
 
