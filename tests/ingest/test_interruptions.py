@@ -25,17 +25,18 @@ TABLES = ("t", "other")
 
 
 class Interruption:
-    """The one append, counted over all streams, that never leaves the process."""
+    """Holds back an append, counted over all streams, and those after it, until it is released."""
 
     def __init__(self, number: int) -> None:
         self._left = number
         self.reached = asyncio.Event()
+        self.release = asyncio.Event()
 
     async def wait(self) -> None:
         self._left -= 1
         if self._left < 0:
             self.reached.set()
-            await asyncio.Event().wait()
+            await self.release.wait()
 
 
 class InterruptedClient(S2Client):
@@ -174,3 +175,22 @@ async def test_a_slot_that_is_made_anew_during_the_copy_is_not_followed(
         error = await running.failure()
     assert isinstance(error, SlotLostError)
     assert "after the streams'" in error.message
+
+
+@pytest.mark.parametrize("number", [0, 3], ids=["before the streams are taken", "before the copy"])
+async def test_a_column_that_is_added_before_the_snapshot_of_the_copy_is_copied(
+    database: str, s2: S2, number: int
+) -> None:
+    execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    options = IngestOptions(("t",), slot=database_name(database))
+    interruption = Interruption(number)
+    streams = InterruptedStreams(s2, interruption)
+    async with ingesting(database, s2, options, streams=streams) as running:
+        await interruption.reached.wait()
+        execute(database, "ALTER TABLE t ADD a int", "INSERT INTO t VALUES (2, 5)")
+        interruption.release.set()
+        await running.followed()
+        execute(database, "INSERT INTO t VALUES (3, 6)")
+        async with following(stream(s2, "public.t"), ["id"]) as until:
+            rebuilt = await until(lambda found: (3,) in found.rows)
+    assert rebuilt.rows[(2,)].get("a") == 5

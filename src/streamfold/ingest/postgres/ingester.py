@@ -46,7 +46,11 @@ from streamfold.ingest.postgres.encoding.rows import opening
 from streamfold.ingest.postgres.first_copy import copy_table
 from streamfold.ingest.postgres.following import Following
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
-from streamfold.ingest.postgres.publication import ensure_publication, is_same_mark
+from streamfold.ingest.postgres.publication import (
+    ensure_publication,
+    find_published,
+    is_same_mark,
+)
 from streamfold.ingest.postgres.slot import (
     Slot,
     create_slot,
@@ -349,6 +353,7 @@ class PostgresIngest:
         left.sort(key=lambda table: not _is_resumable(streams[table.full_name]))
         await control.note_columns(*left)
         async with exported_snapshot(self._database) as snapshot:
+            await asyncio.to_thread(self._check_described, left)
             for table in left:
                 progress = self.progress.tables[table.full_name]
                 stream = streams[table.full_name]
@@ -365,6 +370,18 @@ class PostgresIngest:
                 if stream.table is not None:
                     await control.note_copied(table.full_name, copied.lsn)
                 progress.state = "following"
+
+    def _check_described(self, tables: Sequence[Table]) -> None:
+        """Raise CopyStaleError if a table has other columns than when the session described it.
+
+        Rows of the snapshot may have values in a column that was added since, and no change after the
+        snapshot brings them.
+        """
+        with self._database.query() as cursor:
+            for table in tables:
+                found = find_published(cursor, self._options.publication, table.full_name)
+                if found is None or shape(found.columns) != shape(table.columns):
+                    raise CopyStaleError(table.full_name, "its columns changed before the copy")
 
     def _on_rows(self, progress: TableProgress, rows: int, size_bytes: int) -> None:
         progress.rows_copied = rows
