@@ -119,7 +119,8 @@ class SourcePositions:
 
     def at(self, indices: npt.NDArray[np.int64]) -> SourcePositions:
         """Return the positions of the same records by the indices that they have among others."""
-        return SourcePositions(indices[self.indices], self.lsns, indices[self.copied])
+        copied, starts = indices[self.copied], indices[self.copy_starts]
+        return SourcePositions(indices[self.indices], self.lsns, copied, starts)
 
     def span(self, start: int, end: int, time: int) -> SourceSpan | None:
         """Return the commits of the records `[start, end)`; `time` is that of the last."""
