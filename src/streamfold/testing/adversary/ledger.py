@@ -1,0 +1,355 @@
+"""The adversary's own books: everything that it asked for, and the answers that it got.
+
+An append has a *place* (the seq_num of its first record) as soon as an answer or a reader has shown it.
+A stream name has *lives*, one per creation. An append that overlaps no creation or deletion of its
+stream belongs to the life at that time; any other belongs to the life in which it is found.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class BrokenPromiseError(AssertionError):
+    """The store broke a promise; `history` is of the stream, if one stream is affected."""
+
+    def __init__(self, history: StreamHistory | None, text: str) -> None:
+        super().__init__(text)
+        self.history = history
+
+
+class Outcome(enum.StrEnum):
+    """What the client knows of an operation."""
+
+    PENDING = "no answer yet"
+    KEPT = "acknowledged"
+    REFUSED = "refused"
+    UNKNOWN = "outcome unknown"
+    SEEN = "outcome unknown, then seen"
+    ABSENT = "outcome unknown, then found missing"
+
+
+class PlannedRecord(NamedTuple):
+    """One record of an append: a command has the name of the command."""
+
+    command: str
+    body: bytes
+
+
+@dataclass(slots=True)
+class Clock:
+    """Logical time: every beginning and end of an operation has its own tick."""
+
+    tick: int = 0
+
+    def advance(self) -> int:
+        self.tick += 1
+        return self.tick
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """One append; all its records follow from its fields."""
+
+    id: int
+    history: StreamHistory
+    count: int
+    size: int
+    #: The generation of the server that it was sent to.
+    generation: int
+    began: int
+    began_ms: int
+    match: int | None = None
+    token: str | None = None
+    #: Commands follow the data records, so that a command always has a neighbour that names it.
+    fence: str | None = None
+    trim: int | None = None
+    producer: tuple[str, int, int] | None = None
+    outcome: Outcome = Outcome.PENDING
+    ended: int | None = None
+    ended_ms: int | None = None
+    #: The seq_num of its first record, once known.
+    place: int | None = None
+    #: None while it may belong to several.
+    life: Life | None = None
+    #: Whether an attempt to send it has had no answer: a refusal of another attempt says nothing then.
+    doubtful: bool = False
+    #: The stream's `changes`, and the tail of its life, when it began.
+    changes: int = 0
+    floor: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.count + (self.fence is not None) + (self.trim is not None)
+
+    def record(self, index: int) -> PlannedRecord:
+        if index < self.count:
+            return PlannedRecord("", self.body(index))
+        if self.fence is not None and index == self.count:
+            return PlannedRecord("fence", self.fence.encode())
+        if self.trim is not None and index == self.length - 1:
+            return PlannedRecord("trim", self.trim.to_bytes(8, "big"))
+        raise IndexError(index)
+
+    def records(self) -> list[PlannedRecord]:
+        return [self.record(index) for index in range(self.length)]
+
+    def body(self, index: int) -> bytes:
+        name = f"{self.id}.{index}."
+        filler = (name * (self.size // len(name) + 1))[: self.size]
+        text = name + filler
+        return f'"{text}"'.encode() if self.history.json else text.encode()
+
+    def __str__(self) -> str:
+        parts = [f"append {self.id}: {self.count} records of {self.size} bytes"]
+        parts += [f"match_seq_num {self.match}"] if self.match is not None else []
+        parts += [f"token {self.token!r}"] if self.token is not None else []
+        parts += [f"fence {self.fence!r}"] if self.fence is not None else []
+        parts += [f"trim {self.trim}"] if self.trim is not None else []
+        parts += ["producer {} epoch {} seq {}".format(*self.producer)] if self.producer else []
+        return ", ".join(parts)
+
+
+@dataclass(slots=True, eq=False)
+class Publication:
+    """One snapshot that was sent."""
+
+    id: int
+    position: int
+    trims: bool
+    generation: int
+    life: Life | None = None
+    outcome: Outcome = Outcome.PENDING
+
+    def content(self) -> bytes:
+        return f"snapshot {self.id} at {self.position} ".encode() * 50
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """A stream from one creation to its deletion."""
+
+    history: StreamHistory
+    number: int
+    born: int
+    born_ms: int
+    #: The source and the seq_num at which a fork begins.
+    source: tuple[Life, int] | None = None
+    died: int | None = None
+    #: As listed, once seen.
+    created_at: str | None = None
+    #: No tail is ever below this, no first record ever before that.
+    tail: int = 0
+    first: int = 0
+    #: What readers got, by seq_num: (append, index).
+    seen: dict[int, tuple[int, int]] = field(default_factory=dict)
+    snapshots: list[Publication] = field(default_factory=list)
+
+    def owner(self, seq_num: int) -> Life:
+        """The life whose append wrote the record at `seq_num`: this one, or one it was forked from."""
+        life = self
+        while life.source is not None and seq_num < life.source[1]:
+            life = life.source[0]
+        return life
+
+    def ancestors(self) -> Iterator[Life]:
+        life: Life | None = self
+        while life is not None:
+            yield life
+            life = life.source[0] if life.source else None
+
+
+class Existence(enum.StrEnum):
+    ALIVE = "exists"
+    GONE = "does not exist"
+    UNSETTLED = "may or may not exist"
+
+
+@dataclass(slots=True, eq=False)
+class StreamHistory:
+    """Everything that was done to one name."""
+
+    basin: str
+    name: str
+    #: Whether it is a Durable Stream of type application/json, created through that face.
+    json: bool
+    #: Seconds, for streams with finite retention.
+    age: int | None
+    #: Whether an append creates the stream.
+    creates: bool
+    clock: Clock
+    existence: Existence = Existence.GONE
+    lives: list[Life] = field(default_factory=list)
+    appends: list[Append] = field(default_factory=list)
+    #: Creations and deletions begun or ended so far, and those that are under way.
+    changes: int = 0
+    changing: int = 0
+    #: When the last deletion began.
+    deleted: int = 0
+    deleted_ms: int = 0
+    #: Forks of it that are being created: it is not deleted meanwhile.
+    forking: int = 0
+    lines: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def life(self) -> Life | None:
+        return self.lives[-1] if self.lives else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody creates or deletes it now."""
+        return not self.changing and self.existence is not Existence.UNSETTLED
+
+    @property
+    def living(self) -> Life | None:
+        """The life that it certainly has now; None if there is none, or any doubt."""
+        return self.life if self.settled and self.existence is Existence.ALIVE else None
+
+    def note(self, text: str) -> int:
+        tick = self.clock.advance()
+        self.lines.append((tick, text))
+        return tick
+
+    def begin_change(self, text: str, *, deletes: bool = False) -> int:
+        """Note that a creation or deletion begins: until it ends, nobody knows what exists."""
+        self.changing += 1
+        self.changes += 1
+        tick = self.note(text)
+        if deletes:
+            self.deleted, self.deleted_ms = tick, wall_ms()
+        return tick
+
+    def end_change(self, text: str) -> None:
+        self.changing -= 1
+        self.changes += 1
+        self.note(text)
+
+    def be_born(self, tick: int, born_ms: int, source: tuple[Life, int] | None = None) -> Life:
+        life = Life(self, len(self.lives), tick, born_ms, source)
+        if source is not None:
+            life.tail, life.first = source[1], min(source[0].first, source[1])
+        self.lives.append(life)
+        self.existence = Existence.ALIVE
+        return life
+
+    def die(self) -> None:
+        if self.life is not None and self.life.died is None:
+            self.life.died = self.clock.advance()
+        self.existence = Existence.GONE
+
+    def __str__(self) -> str:
+        return f"{self.basin}/{self.name}"
+
+
+@dataclass
+class Totals:
+    """What a run did."""
+
+    rounds: int = 0
+    kills: int = 0
+    stops: int = 0
+    pauses: int = 0
+    takeovers: int = 0
+    storage_faults: int = 0
+    acknowledged: int = 0
+    refused: int = 0
+    unknown: int = 0
+    seen_later: int = 0
+    missing_later: int = 0
+    reads: int = 0
+    followed: int = 0
+    accountings: int = 0
+    records_checked: int = 0
+    snapshots: int = 0
+    forks: int = 0
+    deletions: int = 0
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(self).items())
+
+
+@dataclass
+class Ledger:
+    """The books of one store."""
+
+    clock: Clock = field(default_factory=Clock)
+    histories: dict[tuple[str, str], StreamHistory] = field(default_factory=dict)
+    appends: dict[int, Append] = field(default_factory=dict)
+    #: What happened to servers and storage, for every script.
+    events: list[tuple[int, str]] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    publications: int = 0
+
+    def event(self, text: str) -> None:
+        self.events.append((self.clock.advance(), text))
+
+    def begin(self, history: StreamHistory, generation: int, count: int, size: int) -> Append:
+        number = len(self.appends)
+        append = Append(number, history, count, size, generation, self.clock.advance(), wall_ms())
+        append.life, append.changes = history.living, history.changes
+        append.floor = append.life.tail if append.life is not None else 0
+        self.appends[number] = append
+        history.appends.append(append)
+        return append
+
+    def repeat(self, append: Append) -> None:
+        """Prepare an append of a producer to be sent again."""
+        append.outcome, append.ended, append.ended_ms = Outcome.PENDING, None, None
+        append.life, append.changes = append.history.living, append.history.changes
+
+    def end(self, append: Append, outcome: Outcome, place: int | None, answer: str) -> None:
+        """Take the answer to an append; its place must not lie before anything acknowledged."""
+        append.doubtful |= outcome is Outcome.UNKNOWN
+        if outcome is Outcome.REFUSED and append.doubtful:
+            outcome = Outcome.UNKNOWN
+        if outcome is Outcome.UNKNOWN and append.place is not None:
+            outcome = Outcome.SEEN
+        if outcome is Outcome.REFUSED and append.place is not None:
+            raise BrokenPromiseError(
+                append.history, f"append {append.id} is at {append.place}, and refused: {answer}"
+            )
+        append.outcome = outcome
+        tick = self.clock.advance()
+        open_ended = outcome in (Outcome.UNKNOWN, Outcome.SEEN)
+        if open_ended or append.changes != append.history.changes:
+            append.life = None
+        if not open_ended:  # else it may still happen, until its server is gone
+            append.ended, append.ended_ms = tick, wall_ms()
+        append.history.lines.append((append.began, f"{append} begins"))
+        where = f" at {place}" if place is not None else ""
+        append.history.lines.append((tick, f"append {append.id} {outcome}{where}: {answer}"))
+        if outcome is Outcome.KEPT:
+            self.totals.acknowledged += append.length
+        elif outcome is Outcome.REFUSED:
+            self.totals.refused += 1
+        else:
+            self.totals.unknown += 1
+        if place is None:
+            return
+        self.put(append, place)
+        if (life := append.life) is not None:
+            if place < append.floor:
+                raise BrokenPromiseError(
+                    append.history,
+                    f"append {append.id} was acknowledged at seq_num {place}, although the tail had "
+                    f"reached {append.floor} before it began: acknowledged records are lost",
+                )
+            life.tail = max(life.tail, place + append.length)
+
+    def put(self, append: Append, place: int) -> None:
+        """Note where an append is: that never changes."""
+        if append.place is None:
+            append.place = place
+        elif append.place != place:
+            raise BrokenPromiseError(
+                append.history,
+                f"append {append.id} is at seq_num {append.place} and also at {place}",
+            )

@@ -1,0 +1,210 @@
+"""What a reader gets, and to which append each record belongs."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamfold.testing.adversary.client import Answer, Client, LostError
+from streamfold.testing.adversary.ledger import (
+    Append,
+    BrokenPromiseError,
+    Ledger,
+    Life,
+    Outcome,
+    StreamHistory,
+)
+
+JSON = {"content-type": "application/json"}
+#: Codes with which the server promises that nothing happened.
+_CLEAN = frozenset(
+    {
+        "basin_deletion_pending",
+        "basin_not_found",
+        "content_type_mismatch",
+        "invalid",
+        "not_found",
+        "position_trimmed",
+        "producer_gap",
+        "producer_stale",
+        "resource_already_exists",
+        "server_busy",
+        "server_draining",
+        "snapshot_conflict",
+        "snapshot_not_found",
+        "storage_full",
+        "store_recovering",
+        "stream_closed",
+        "stream_deletion_pending",
+        "stream_forked",
+        "stream_not_found",
+        "transaction_conflict",
+        "uploads_busy",
+    }
+)
+#: Answers that say nothing about the store: try again later.
+_LATER = (500, 502, 503, 504)
+
+
+def outcome_of(answer: Answer) -> Outcome:
+    """What an answer says about the request: done, certainly not done, or neither."""
+    if answer.status < 300:
+        return Outcome.KEPT
+    if answer.status == 412 or answer.code in _CLEAN:
+        return Outcome.REFUSED
+    return Outcome.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record as a read returns it."""
+
+    seq_num: int
+    timestamp: int
+    command: str
+    body: bytes
+
+
+def decode_records(batch: dict[str, Any]) -> list[StoredRecord]:
+    """The records of a batch in the format base64."""
+    return [
+        StoredRecord(
+            item["seq_num"],
+            item["timestamp"],
+            _command(item.get("headers", ())),
+            b64decode(item.get("body", "")),
+        )
+        for item in batch.get("records", ())
+    ]
+
+
+def _command(headers: Iterable[tuple[str, str]]) -> str:
+    for name, value in headers:
+        if not name:
+            return b64decode(value).decode()
+    return ""
+
+
+@dataclass(slots=True)
+class Recognizer:
+    """Names the append of each record of one stream, in order, and compares the bytes."""
+
+    ledger: Ledger
+    history: StreamHistory
+    _last: tuple[int, Append, int] | None = field(default=None, init=False)
+
+    def recognize(self, record: StoredRecord) -> tuple[Append, int] | None:
+        """The append and the index in it; None for a command whose neighbour is not there."""
+        last, self._last = self._last, None
+        if record.command:
+            if last is None or last[0] != record.seq_num - 1:
+                return None
+            append, index = last[1], last[2] + 1
+        else:
+            append, index = self.name(record.body)
+        try:
+            planned = append.record(index)
+        except IndexError:
+            raise self._foreign(record.body) from None
+        if (record.command, record.body) != planned:
+            raise BrokenPromiseError(
+                self.history,
+                f"seq_num {record.seq_num} of {self.history} is record {index} of append "
+                f"{append.id}, with other bytes: {record.body[:80]!r} instead of "
+                f"{planned.body[:80]!r}",
+            )
+        self._last = record.seq_num, append, index
+        return append, index
+
+    def name(self, body: bytes) -> tuple[Append, int]:
+        """The append that a data record names, and its index in it."""
+        try:
+            number, index, _ = body.strip(b'"').split(b".", 2)
+            return self.ledger.appends[int(number)], int(index)
+        except (ValueError, KeyError):
+            raise self._foreign(body) from None
+
+    def _foreign(self, body: bytes) -> BrokenPromiseError:
+        return BrokenPromiseError(
+            self.history, f"{self.history} has a record that nobody appended: {body[:80]!r}"
+        )
+
+
+def observe(ledger: Ledger, append: Append, index: int, seq_num: int) -> None:
+    """Note that a reader got a record: from now on its append has happened."""
+    history = append.history
+    if append.outcome is Outcome.REFUSED:
+        raise BrokenPromiseError(
+            history, f"append {append.id} was refused, and its record is at seq_num {seq_num}"
+        )
+    if append.outcome is Outcome.ABSENT:
+        raise BrokenPromiseError(
+            history,
+            f"append {append.id} was found missing after a restart, and is at seq_num {seq_num} now",
+        )
+    ledger.put(append, seq_num - index)
+    if append.outcome is Outcome.UNKNOWN:
+        append.outcome = Outcome.SEEN
+        ledger.totals.seen_later += 1
+        history.lines.append(
+            (ledger.clock.advance(), f"append {append.id} is seen at {append.place}")
+        )
+
+
+def note_seen(life: Life, seq_num: int, append: Append, index: int) -> None:
+    """Compare a record with what readers of the same life, or of its source, got before."""
+    owner = life.owner(seq_num)
+    before = owner.seen.setdefault(seq_num, (append.id, index))
+    if before != (append.id, index):
+        raise BrokenPromiseError(
+            life.history,
+            f"seq_num {seq_num} of {life.history} was record {before[1]} of append {before[0]}, and "
+            f"is record {index} of append {append.id} now",
+        )
+
+
+def stream_headers(basin: str) -> dict[str, str]:
+    return {"s2-basin": basin, "content-type": "application/json", "s2-format": "base64"}
+
+
+async def ask(client: Client, method: str, path: str, headers: dict[str, str]) -> Answer:
+    """An answer that says something; LostError if there is none."""
+    answer = await client.exchange(method, path, headers)
+    if answer.status in _LATER:
+        raise LostError(str(answer), sent=True)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A whole stream as a reader got it: the records from the first one kept to the tail."""
+
+    records: list[StoredRecord]
+    first: int
+    tail: int
+
+
+async def read_stream(client: Client, basin: str, name: str) -> Contents | Answer:
+    """Everything that the stream holds, or the answer that says there is none."""
+    records: list[StoredRecord] = []
+    position, headers = 0, stream_headers(basin)
+    while True:
+        path = f"/v1/streams/{name}/records?seq_num={position}&count=1000"
+        answer = await ask(client, "GET", path, headers)
+        if answer.status == 416:
+            tail = answer.json()["tail"]["seq_num"]
+            return Contents(records, records[0].seq_num if records else tail, tail)
+        if answer.status != 200:
+            return answer
+        page = decode_records(json.loads(answer.body))
+        if not page:  # everything up to the tail has expired
+            answer = await ask(client, "GET", f"/v1/streams/{name}/records/tail", headers)
+            tail = answer.json()["tail"]["seq_num"]
+            return Contents([], tail, tail)
+        if page[0].seq_num != position:
+            records.clear()  # expired, or trimmed, while this read them
+        records += page
+        position = page[-1].seq_num + 1
