@@ -64,7 +64,7 @@ class Creation:
         config = configure(asked, streams, caller)
         await self._require_rights(config, streams, caller)
         async with self._locks.hold(id_):
-            entry = self._registry.entries.get(id_)
+            entry = self._registry.find(id_)
             if entry is not None:
                 entry.require_owner(caller)
                 if await _confirm(entry, config, base_url, caller.stream_prefix):
@@ -116,7 +116,7 @@ class Creation:
     async def delete(self, id_: str, caller: Grant) -> None:
         """Delete the subscription if the caller has one of this id."""
         async with self._locks.hold(id_):
-            entry = self._registry.entries.get(id_)
+            entry = self._registry.find(id_)
             if entry is None or not entry.belongs_to(caller):
                 return
             with suppress(SubscriptionNotFoundError):

@@ -89,10 +89,17 @@ class SubscriptionRegistry:
         stored = StoredSubscription(self._documents, self._basin, id_, self.time_slice)
         return ActiveSubscription(stored, self._basin, id_, state, grant)
 
-    def get(self, id_: str) -> ActiveSubscription:
+    def find(self, id_: str) -> ActiveSubscription | None:
+        """The subscription, or None; StoreDamagedError if it may be one that cannot be read."""
         entry = self.entries.get(id_)
+        if entry is None and self._damaged is not None:
+            raise self._damaged
+        return entry
+
+    def get(self, id_: str) -> ActiveSubscription:
+        entry = self.find(id_)
         if entry is None:
-            raise self._damaged or SubscriptionNotFoundError(id_)
+            raise SubscriptionNotFoundError(id_)
         return entry
 
     def add(self, entry: ActiveSubscription) -> None:
@@ -114,12 +121,7 @@ class SubscriptionRegistry:
         return TimeSlice(self._step_clock)
 
     def require_room(self, owner: str | None) -> None:
-        """Raise unless there is room for another subscription of this owner.
-
-        Also if some cannot be read: the new one may be one of these.
-        """
-        if self._damaged is not None:
-            raise self._damaged
+        """Raise unless there is room for another subscription of this owner."""
         owned = [entry for entry in self.entries.values() if entry.state.owner == owner]
         if owner is not None and len(owned) >= SUBSCRIPTIONS_PER_OWNER:
             raise InvalidError(

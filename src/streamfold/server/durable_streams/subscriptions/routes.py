@@ -272,7 +272,7 @@ class Subscriptions:
         tokens may learn that.
         """
         token = _bearer(request)
-        entry = self.registry.entries.get(id_)
+        entry = self.registry.find(id_)
         if entry is None or not leases.is_known(entry.state, token):
             raise WakeTokenInvalidError
         return entry, token
