@@ -21,7 +21,7 @@ from streamfold.server.http.headers import Headers
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router
 from streamfold.store.store import StreamStore
-from streamfold.wire.s2.errors import shown_message
+from streamfold.wire.s2.errors import hide_prefix, shown_message
 
 _HEADERS: Final = (
     (b"content-type", b"text/html; charset=utf-8"),
@@ -156,7 +156,8 @@ class OpsEndpoints:
                 name = grant.visible_stream_name(Operation.STREAM_METRICS, *place.ref)
                 if name is None:
                     continue
-                entry |= {"basin": place.ref.basin, "stream": name}
+                effect = hide_prefix(place.effect, grant.stream_prefix)
+                entry |= {"effect": effect, "basin": place.ref.basin, "stream": name}
             if place.seq_nums is not None:
                 entry |= {
                     "first_seq_num": place.seq_nums.start,

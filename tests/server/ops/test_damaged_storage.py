@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
 from streamfold.model.records import Record
 from streamfold.server.main import running_server
 from streamfold.store import keys
 from streamfold.store.damage import StreamDamagedError
+from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.read_only import open_read_only
 from streamfold.store.store import open_store
 from tests.server.conftest import configuration
@@ -259,13 +261,19 @@ async def test_a_reader_beside_the_server_names_the_damage(damaged: Table, tmp_p
     assert all(error.ref in [(basin, stream) for basin, stream, _ in tails()] for error in errors)
 
 
+def damage_chunk_file(root: Path) -> Path:
+    """Damage the second chunk file of the large stream."""
+    file = sorted(path for path in (root / "chunks").rglob("*") if path.is_file())[1]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    return file
+
+
 async def test_a_damaged_chunk_file_costs_its_records_and_is_named(
     damaged: Table, tmp_path: Path
 ) -> None:
-    files = sorted(path for path in (tmp_path / "chunks").rglob("*") if path.is_file())
-    data = bytearray(files[1].read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    files[1].write_bytes(data)
+    file = damage_chunk_file(tmp_path)
     async with serving(tmp_path) as client:
         parts, [error] = await client.read_all(BASINS[0], LARGE, LARGE_RECORDS)
         assert sum(map(len, parts)) == LARGE_RECORDS - 200
@@ -273,5 +281,51 @@ async def test_a_damaged_chunk_file_costs_its_records_and_is_named(
         _, damage = await client.get("/v1/damage")
         [place] = damage["places"]
         assert (place["first_seq_num"], place["next_seq_num"]) == (200, 400)
-        assert place["file"] == files[1].relative_to(tmp_path).as_posix()
+        assert place["file"] == file.relative_to(tmp_path).as_posix()
         assert (await client.get("/ready"))[1]["status"] == "degraded"
+
+
+async def test_damage_is_named_without_the_prefix_that_a_token_must_not_see(
+    damaged: Table, tmp_path: Path
+) -> None:
+    damage_chunk_file(tmp_path)
+    root = Secret("the-root-token-of-this-test")
+    scope = Scope(
+        basins=ResourceSet.prefix(""),
+        streams=ResourceSet.prefix(LARGE[:2]),
+        ops=frozenset([Operation.ACCOUNT_METRICS, Operation.STREAM_METRICS]),
+    )
+    settings = configuration(location=tmp_path.as_uri(), root_token=root)
+    async with running_server(settings) as server, h2_client(server.port) as h2:
+        with pytest.raises(StreamDamagedError):
+            await server.store.read(BASINS[0], LARGE, ReadRequest(from_seq_num(200)))
+        token = AccessToken("app", scope, auto_prefix_streams=True)
+        secret = await server.store.account.issue_access_token(token)
+        headers = (("authorization", f"Bearer {secret.text}"),)
+        answer = await h2.exchange("GET", "/v1/damage", headers)
+    [place] = json.loads(answer.body)["places"]
+    assert place["stream"] == LARGE[2:]
+    subject = f"records 200 to 399 of stream {LARGE[2:]!r} in basin {BASINS[0]!r}"
+    assert place["effect"] == f"{subject} cannot be read"
+
+
+async def test_a_subscription_that_cannot_be_read_does_not_count_as_missing(tmp_path: Path) -> None:
+    path = "/v1/stream/__ds/subscriptions/mine"
+    body = b'{"type":"pull-wake","streams":["a"],"wake_stream":"b"}'
+
+    async def ask(method: str, path: str, body: bytes = b"") -> int:
+        headers = (("authorization", "Bearer no-token-of-a-wake"), JSON)
+        return (await h2.exchange(method, path, headers, body)).status
+
+    settings = configuration(location=tmp_path.as_uri())
+    async with running_server(settings) as server, h2_client(server.port) as h2:
+        assert await ask("PUT", path, body) == 201
+    table = await only_table(tmp_path)
+    table.flip(Place.INDEX)
+    async with running_server(settings) as server, h2_client(server.port) as h2:
+        for id_ in (path, f"{path}-not"):
+            asked = [await ask(method, id_, body) for method in ("GET", "PUT", "DELETE")]
+            assert (asked, await ask("POST", f"{id_}/ack", b"{}")) == ([500] * 3, 500)
+    table.flip(Place.INDEX)  # back to what was written
+    async with running_server(settings) as server, h2_client(server.port) as h2:
+        assert await ask("GET", path) == 200

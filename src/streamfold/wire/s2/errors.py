@@ -201,11 +201,12 @@ def shown_message(error: StreamfoldError, hidden_prefix: str = "") -> str:
     # A message may quote text that is not valid Unicode; the answer must be sent nevertheless.
     text = (error.public_message or error.message).encode(errors="replace").decode()
     if hidden_prefix:
-        text = _hide(text, hidden_prefix)
+        text = hide_prefix(text, hidden_prefix)
     return text if len(text) <= _MESSAGE_MAX else f"{text[:_MESSAGE_MAX]}..."
 
 
-def _hide(text: str, hidden_prefix: str) -> str:
+def hide_prefix(text: str, hidden_prefix: str) -> str:
+    """The text of a message with the names of streams that it quotes as the caller knows them."""
     # Messages quote names as repr does, which escapes single quotes unless it uses double ones.
     escaped = repr(f'"{hidden_prefix}')[2:-1]
     plain = escaped.replace("\\'", "'")
