@@ -10,35 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from streamfold.errors import (
-    BlobOutcomeUnknownError,
-    BlobUnavailableError,
     DataCorruptError,
     DeviceFailedError,
     StorageError,
     StorageFullError,
     StoreClosingError,
     StreamfoldError,
-    StreamNotFoundError,
 )
-from streamfold.model.names import BasinName, StreamName, StreamRef
+from streamfold.model.names import BasinName, StreamRef
 from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.catalog.snapshots import StreamSnapshots
 from streamfold.store.catalog.staged_parts import StagedParts
-from streamfold.store.damage import StreamDamagedError
-from streamfold.store.engine.engine import Op, TableDamagedError, first_row, readable_pages
+from streamfold.store.engine.engine import first_row, readable_pages
 from streamfold.store.leftovers import Leftovers
 from streamfold.store.log.retention import age_limit
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.seek import apply_retention
-from streamfold.store.rows import BasinRow, CleanupRow, ForkRow, StateRow, StreamRow
+from streamfold.store.rows import BasinRow, StreamRow
+from streamfold.store.upkeep.clean_up import (
+    FILES_FAILED,
+    CleanUp,
+    exclusive,
+    skipping,
+    stored_ref,
+)
 from streamfold.store.upkeep.due_ranges import NEVER, DueRanges, Visit
 from streamfold.store.upkeep.due_times import DueTimes
 from streamfold.store.usage.recorder import UsageKeeper
@@ -51,8 +54,6 @@ _VISITING = 0.1
 _CLOSING_SECONDS = 2.0
 #: Seconds after which appends are counted again if that failed.
 _RETRY_SECONDS = 1.0
-#: Failures of storage for files beside the database.
-_FILES_FAILED = (BlobUnavailableError, BlobOutcomeUnknownError)
 
 
 @dataclass(slots=True)
@@ -76,10 +77,20 @@ class Upkeep:
     _due: DueTimes = field(init=False)
     #: All streams.
     _ranges: DueRanges = field(default_factory=DueRanges)
+    _clean_up: CleanUp = field(init=False)
     _ended: bool = False
 
     def __post_init__(self) -> None:
         self._due = DueTimes(self.now, self.request_pass)
+        self._clean_up = CleanUp(
+            self.mount,
+            self.catalog,
+            self.usage,
+            self.snapshots,
+            request_pass=self.request_pass,
+            check_at=self._schedule_check,
+            on_deleted=self._check_if_emptied,
+        )
 
     def request_pass(self) -> None:
         """Start a pass now, because there is something to clean up."""
@@ -105,6 +116,10 @@ class Upkeep:
         else:
             self._ranges.add(ref, at)
 
+    def _check_if_emptied(self, log: StreamLog) -> None:
+        """Check the stream when it may be deleted as empty, after records of it were deleted."""
+        self._schedule_check(log.ref, self._empty_at(log))
+
     async def run(self) -> None:
         """Work until cancelled: everything every `interval` seconds, each stream when it is due."""
         try:
@@ -125,7 +140,7 @@ class Upkeep:
                             await self.usage.held.restore()
                             await self._sweep_due()
                             await self._delete_basins()
-                            await self._clean_up()
+                            await self._clean_up.run()
                 with _continuing():
                     await self.run_once()
                 with _continuing():
@@ -190,7 +205,7 @@ class Upkeep:
             for effect, step in (
                 ("basins are not deleted", self._delete_basins),
                 ("retention is not applied to all streams", self._sweep_streams),
-                ("trimmed and deleted records are not all removed", self._clean_up),
+                ("trimmed and deleted records are not all removed", self._clean_up.run),
                 ("expired access tokens are not removed", self.tokens.remove_expired),
                 ("leftover files are not deleted", self._delete_leftovers),
                 ("files are not collected", self.mount.engine.collect),
@@ -233,7 +248,7 @@ class Upkeep:
             async for page in pages:
                 for key, _ in page:
                     left += 1
-                    await self._delete_stream(_ref(*keys.stream_names(key)))
+                    await self._delete_stream(stored_ref(*keys.stream_names(key)))
         if not left:
             async with self.catalog.locks.hold(basin):
                 # Streams may be on their way that were checked before the deletion was durable.
@@ -247,7 +262,7 @@ class Upkeep:
     async def _delete_stream(
         self, ref: StreamRef, when: Callable[[StreamLog], bool] = lambda log: True
     ) -> None:
-        with _skipping(ref):
+        with skipping(ref):
             await self.catalog.delete_stream(ref, when=when)
             self.request_pass()
 
@@ -282,8 +297,8 @@ class Upkeep:
         """Do what is due for the stream, and find out when it is due next."""
         if row.deleted_at is not None:
             return Visit(key, row.id, NEVER, 0)
-        ref, due = _ref(*keys.stream_names(key)), self.now()
-        with _skipping(ref):
+        ref, due = stored_ref(*keys.stream_names(key)), self.now()
+        with skipping(ref):
             due, oldest = await self._sweep(ref, row, oldest)
         return Visit(key, row.id, due, oldest)
 
@@ -292,7 +307,7 @@ class Upkeep:
         for ref in self._due.take():
             row = await self.mount.stream(ref)
             if row is not None and row.deleted_at is None:
-                with _skipping(ref):
+                with skipping(ref):
                     due, _ = await self._sweep(ref, row, 0)
                     self._ranges.add(ref, due)
 
@@ -312,22 +327,15 @@ class Upkeep:
             due = min(due, await self._delete_if_empty(ref))
         return due, oldest
 
-    @asynccontextmanager
-    async def _exclusive(self, ref: StreamRef) -> AsyncIterator[StreamLog]:
-        """The stream's log, while nothing else changes or deletes the stream."""
-        async with self.catalog.locks.hold(*ref):
-            with await self.mount.lease(ref) as log:
-                yield log
-
     async def _expire(self, ref: StreamRef) -> int:
         """Trim the records that are too old; return when the oldest one that is left arrived."""
-        async with self._exclusive(ref) as log:
+        async with exclusive(self.mount, self.catalog, ref) as log:
             if log.deleting:
                 return self.now()
             await apply_retention(self.mount, log)
             if log.readable_from > log.trims.effective:
                 log.trim(log.readable_from)
-                await self._commit(log)
+                await self.mount.committer.write_with(log)
             return log.oldest_arrival
 
     async def _delete_if_empty(self, ref: StreamRef) -> int:
@@ -367,130 +375,6 @@ class Upkeep:
             return self.now()
         return NEVER if deadline is None else deadline
 
-    async def _clean_up(self) -> None:
-        """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
-        span = keys.CLEANUPS_START, keys.CLEANUPS_END
-        async with aclosing(readable_pages(self.mount.engine, *span, first=100)) as pages:
-            async for page in pages:
-                for key, value in page:
-                    row = rows.decode(value, CleanupRow)
-                    ref = _ref(row.basin, row.stream)
-                    with _skipping(ref):
-                        if row.purge:
-                            await self._purge(ref, keys.cleanup_stream_id(key), row.ancestors)
-                        else:
-                            await self._delete_trimmed(ref)
-
-    async def _purge(self, ref: StreamRef, stream_id: int, ancestors: Sequence[int]) -> None:
-        """Remove the rest of a deleted stream, its name last; wait while forks need it."""
-        if await first_row(self.mount.engine, *keys.forks_span(stream_id)) is not None:
-            return
-        # Reads show commits that the disk may not have yet. Without this, a power cut could bring the
-        # stream, or a fork of it, back without its files.
-        await self.mount.committer.write([])
-        await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id))
-        await self.snapshots.forget(stream_id)
-        await self.catalog.finish(self._remove(ref, stream_id, ancestors))
-        if ancestors:
-            self.request_pass()  # its ancestors may be removable now
-
-    async def _remove(self, ref: StreamRef, stream_id: int, ancestors: Sequence[int]) -> None:
-        """Remove the last rows of a stream, and free its name if the stream still has it."""
-        async with self.catalog.locks.hold(*ref):
-            row = await self.mount.stream(ref)
-            ops: list[Op] = [
-                (keys.state(stream_id), None),
-                (keys.cleanup(stream_id), None),
-                *[(keys.fork(ancestor, stream_id), None) for ancestor in ancestors],
-                *await self._producers_of(stream_id),
-                *await self.usage.forget_stream(stream_id),
-            ]
-            if row is not None and row.id == stream_id:
-                await self.mount.put_stream(ref, None, *ops)
-            else:  # another stream has the name by now
-                await self.mount.committer.write(ops)
-
-    async def _producers_of(self, stream_id: int) -> list[Op]:
-        ops: list[Op] = []
-        span = keys.producers_span(stream_id)
-        async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
-            async for page in pages:
-                ops += [(key, None) for key, _ in page]
-        return ops
-
-    async def _needed_from(self, stream_id: int, trim_point: int) -> int | None:
-        """The first record below `trim_point` that a fork still needs, or `trim_point`.
-
-        None while that cannot be known: a fork of a fork may be on its way. It inherits what its source
-        had when it was made, so the source's state, which may be trimmed meanwhile, does not speak for
-        it. A fork that is made after its source's state was read needs no more than that state says.
-        """
-        forks: dict[int, ForkRow] = {}
-        while True:
-            needed = trim_point
-            for fork_id, row in forks.items():
-                needed = min(needed, await self._trimmed_to(fork_id, row))
-            if self.mount.is_forking(stream_id):
-                return None
-            known, forks = forks, await self._forks_of(stream_id)
-            if forks.keys() <= known.keys():
-                return needed
-
-    async def _forks_of(self, stream_id: int) -> dict[int, ForkRow]:
-        forks: dict[int, ForkRow] = {}
-        async with aclosing(
-            self.mount.engine.scan(*keys.forks_span(stream_id), first=100)
-        ) as pages:
-            async for page in pages:
-                for key, value in page:
-                    forks[keys.fork_id(key)] = rows.decode(value, ForkRow)
-        return forks
-
-    async def _trimmed_to(self, fork_id: int, fork: ForkRow) -> int:
-        """How far the fork is trimmed, for storage and for its readers."""
-        value = await self.mount.engine.get(keys.state(fork_id))
-        state = rows.decode(value, StateRow) if value else StateRow()
-        trims = self.mount.trims_in_memory(_ref(fork.basin, fork.stream), fork_id)
-        # Readers of the fork get the records of its last trims for a while.
-        return state.trim_point if trims is None else min(state.trim_point, trims.effective)
-
-    async def _delete_trimmed(self, ref: StreamRef) -> None:
-        """Delete the chunks wholly below the trim point, after storing the tail."""
-        async with self._exclusive(ref) as log:
-            if log.deleting:
-                return  # a purge has replaced this row
-            trims = log.trims
-            effective, due_at = trims.effective, trims.due_at
-            if due_at is not None:  # readers still get the records of later trims
-                self._schedule_check(ref, due_at)
-                if effective <= trims.collected:
-                    return
-            needed = await self._needed_from(log.id, effective)
-            if needed is None:
-                return  # the clean-up row stays: the next pass tries again
-            log.store_tail()
-            await self._commit(log)
-            await self._delete_chunks(ref.basin, log.id, keys.chunk(log.id, needed))
-            await self.snapshots.prune(log)
-            trims.collected = effective
-            if needed == trims.accepted:
-                log.clean_up_done()
-                await self._commit(log)
-            self._schedule_check(ref, self._empty_at(log))
-
-    async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
-        await self.usage.held.settle(basin, stream_id)
-        span = keys.chunks_start(stream_id), end
-        async with aclosing(self.mount.engine.scan(*span)) as pages:
-            async for page in pages:
-                # Files first: if a crash comes in between, the rows are found again.
-                await self.mount.files.delete(page)
-                await self.usage.held.delete(basin, stream_id, page)
-
-    async def _commit(self, log: StreamLog) -> None:
-        """Make the changed state of `log` durable."""
-        await self.mount.committer.write_with(log)
-
 
 @contextmanager
 def _continuing() -> Iterator[None]:
@@ -499,24 +383,8 @@ def _continuing() -> Iterator[None]:
         yield
     except DeviceFailedError:
         raise
-    except (StorageError, StorageFullError, *_FILES_FAILED) as error:
+    except (StorageError, StorageFullError, *FILES_FAILED) as error:
         logger.error("upkeep failed and will be retried at the next pass: %s", error)
-
-
-@contextmanager
-def _skipping(ref: StreamRef) -> Iterator[None]:
-    """Skip a stream that was deleted meanwhile or cannot be read, and continue with the next.
-
-    The same if its files cannot be deleted: its clean-up row stays, so the next pass tries again.
-    """
-    try:
-        yield
-    except StreamNotFoundError:
-        logger.debug("stream %r in basin %r was deleted meanwhile", ref.stream, ref.basin)
-    except (StreamDamagedError, TableDamagedError) as error:  # logged when they were first met
-        logger.debug("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
-    except (DataCorruptError, *_FILES_FAILED) as error:
-        logger.error("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
 
 
 def _first_due(row: StreamRow) -> int:
@@ -531,8 +399,3 @@ def _first_due(row: StreamRow) -> int:
     if traits is not None and traits.expires_at is not None:
         due = min(due, traits.expires_at)
     return due
-
-
-def _ref(basin: str, stream: str) -> StreamRef:
-    """A stream whose names come from storage, so that they need no check."""
-    return StreamRef(BasinName(basin), StreamName(stream))
