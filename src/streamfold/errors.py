@@ -221,9 +221,7 @@ class BasinDeletingError(ConflictError):
     code = "basin_deletion_pending"
 
     def __init__(self, basin: str) -> None:
-        super().__init__(
-            f"basin {basin!r} is being deleted: wait until it is gone, or use another name"
-        )
+        super().__init__(f"basin {basin!r} is being deleted: wait for that, or use another name")
 
 
 class StreamDeletingError(ConflictError):

@@ -33,11 +33,12 @@ from streamfold.store.engine.engine import Engine, Op
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import Committer
+from streamfold.store.log.log_leases import LogLease
 from streamfold.store.log.log_reader import LogReader
 from streamfold.store.log.recent_chunks import RecentChunks
 from streamfold.store.log.retention import TrimPoints
 from streamfold.store.log.shares import Share
-from streamfold.store.log.stream_log import LogLease, StreamLog
+from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.opening_rows import (
     DeletingBasins,
     deleting_basins,

@@ -37,8 +37,9 @@ from streamfold.model.names import BasinName, StreamName, StreamRef
 from streamfold.model.resources import BasinInfo, Provision, StreamInfo
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op, first_row
+from streamfold.store.log.log_leases import LogLease
 from streamfold.store.log.shares import Share
-from streamfold.store.log.stream_log import LogLease, StreamLog
+from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import FirstAppend, Mount
 from streamfold.store.rows import BasinRow, CleanupRow, StreamRow
 

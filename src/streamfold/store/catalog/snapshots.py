@@ -36,8 +36,9 @@ from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_full
 from streamfold.store.engine.engine import Op
 from streamfold.store.leftovers import Leftovers
+from streamfold.store.log.log_leases import LogLease
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.log.stream_log import LogLease, StreamLog
+from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.cursor import Cursor
 from streamfold.store.read.requests import Allowance

@@ -330,9 +330,7 @@ class StreamLog:
     def attach(self, rows: Sequence[Op]) -> asyncio.Future[None]:
         """Commit `rows` together with everything pending, all of it or nothing; done when durable."""
         attached = Attached(rows, self._loop.create_future())
-        if self._attached is None:
-            self._attached = []
-        self._attached.append(attached)
+        self._attached = [*(self._attached or ()), attached]
         return attached.done
 
     def delete_with_basin(self) -> None:
@@ -499,23 +497,3 @@ class StreamLog:
         """Raise `error` in all followers: nothing more will come."""
         if self._tail_waiters is not None:
             self._tail_waiters.fail_all(error)
-
-
-class LogLease:
-    """Keeps a log in memory until it is released: one stream must never have two."""
-
-    __slots__ = ("log",)
-
-    def __init__(self, log: StreamLog) -> None:
-        self.log = log
-        log.leases += 1
-
-    def release(self) -> None:
-        """Give the lease back; call this once, or use the lease as a context."""
-        self.log.leases -= 1
-
-    def __enter__(self) -> StreamLog:
-        return self.log
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
