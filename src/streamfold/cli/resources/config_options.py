@@ -20,7 +20,7 @@ _STREAM_OPTIONS = (
         "--retention-policy",
         type=Retention(),
         metavar="AGE",
-        help="How long records are kept: 7d, 12h, infinite. By default 7d.",
+        help="How long records are kept: 7d, 12h, infinite. 7d where neither stream nor basin sets it.",
     ),
     click.option(
         "--timestamping-mode",
