@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamfold.archive import ArchiveWriter, Destination
+from streamfold.archive.manifest.model import Source
 from tests.archive.reading import HISTORY, names_by_id, write_commits, write_history
 from tests.archive.tables import START, changes, open_writer, rows
 from tests.cli.commands import COMMAND, Shell, ending_of, line_of
@@ -120,6 +121,20 @@ def test_a_table_that_lacks_changes_is_listed_and_shown_as_incomplete(
     assert "missing  changes before 5: " in shell.ok("archive", "show", uri).text
     assert shell.json("archive", "ls", uri)["incomplete_before"] == "5"
     assert "incomplete before 5" in shell.ok("archive", "ls", uri).text
+
+
+def test_a_table_with_dead_letters_is_listed_with_their_number(
+    shell: Shell, tmp_path: Path
+) -> None:
+    async def write() -> None:
+        writer = await open_writer(Destination.open((tmp_path / "users").as_uri()))
+        source = Source(name="basin/users", dead_letters=2)
+        await writer.write_base(rows({1: "a"}), "9", reason="first", source=source)
+
+    asyncio.run(write())
+    uri = str(tmp_path / "users")
+    assert shell.json("archive", "ls", uri)["dead_letters"] == 2
+    assert shell.ok("archive", "ls", uri).text.endswith("  2 dead letters\n")
 
 
 def test_a_table_is_shown_and_restored_at_a_position_of_its_database(

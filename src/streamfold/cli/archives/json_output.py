@@ -56,10 +56,12 @@ def _dead_letters(manifest: Manifest) -> int:
 
 
 def manifest_line(uri: str, manifest: Manifest) -> str:
+    before, count = manifest.incomplete_before, _dead_letters(manifest)
     return (
         f"{manifest.table:30}  epoch {manifest.epoch:>4}  head {manifest.head_position:>16}  "
         f"{manifest.updated_at}  {uri}"
-        + (f"  incomplete before {before}" if (before := manifest.incomplete_before) else "")
+        + (f"  incomplete before {before}" if before else "")
+        + (f"  {count} dead {noun(count, 'letter')}" if count else "")
     )
 
 
