@@ -265,6 +265,7 @@ def _listening_addresses(port: int) -> set[str]:
         (["--bucket", "b", "--local-root", "/tmp/no-such-folder"], "choose one"),
         (["--path", "prod"], "give a local root or a bucket"),
         (["--tls-cert", __file__], "need each other"),
+        (["--accept-loss", "7"], "give --local-root"),
         (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
         (["--append-inflight-bytes", "lots"], "64MiB"),
         (["--commit-interval", "-1"], "commit-interval"),

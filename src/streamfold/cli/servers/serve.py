@@ -291,6 +291,11 @@ def serve(
     """Run a server for S2's clients; in memory, unless a folder or bucket is given."""
     if (tls_cert is None) != (tls_key is None):
         raise InvalidError("--tls-cert and --tls-key need each other: give both or neither")
+    if accept_loss is not None and (local_root is None or no_fsync):
+        raise InvalidError(
+            f"--accept-loss {accept_loss} is for log files that are synced to local disk: give "
+            "--local-root, without --no-fsync, or leave it out"
+        )
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     configuration = Configuration(
         location=store_location(local_root, bucket, path),
