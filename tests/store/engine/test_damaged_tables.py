@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from streamfold.store.engine import slatedb
 from streamfold.store.engine.engine import (
+    KeySpan,
     Row,
     TableDamagedError,
     commit_rows,
@@ -17,7 +19,9 @@ from streamfold.store.engine.engine import (
     readable_pages,
 )
 from streamfold.store.engine.location import open_location
-from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.engine.slatedb import SlateEngine, open_admin
+from streamfold.store.engine.slatedb_binding import read_manifest
+from streamfold.store.engine.table_check import TableCheck, reader_of
 from tests.store.conftest import incompressible
 from tests.store.damaged_tables import Place, Table, only_table
 from tests.store.small_tables import TABLE_BYTES, use_small_tables
@@ -127,6 +131,38 @@ async def test_a_table_that_is_cut_short_is_named(tmp_path: Path, table: Table) 
     with pytest.raises(TableDamagedError, match=table.name):
         await first_row(engine, key(0), END)
     await engine.close(flush=False)
+
+
+async def test_only_the_table_that_is_cut_short_counts_as_damaged(
+    tmp_path: Path, table: Table
+) -> None:
+    """SlateDB names no file then."""
+    engine = await open_engine(tmp_path)
+    await commit_rows(engine, [(key(n), b"newer") for n in range(0, ROWS, 50)])
+    await engine.close()
+    table.path.write_bytes(table.path.read_bytes()[: table.info.index_offset // 2])
+    engine = await open_engine(tmp_path)
+    await scanned(engine)
+    assert engine.damaged_files == (table.name,)
+    await engine.close(flush=False)
+
+
+async def test_a_table_that_is_replaced_while_it_is_checked_is_not_damaged(
+    tmp_path: Path, table: Table
+) -> None:
+    location = open_location(tmp_path.as_uri())
+    manifests = [
+        await read_manifest(open_admin(location)),
+        SimpleNamespace(l0=[], compacted=[]),
+    ]
+
+    async def manifest() -> Any:
+        return manifests.pop(0)
+
+    check = TableCheck(manifest, reader_of(location.folder, None))
+    table.path.unlink()
+    assert not await check.damage(f"compacted/{table.path.name} not found", KeySpan(b"row", END))
+    assert not check.known
 
 
 async def test_damaged_tables_are_not_merged_on_request(tmp_path: Path, table: Table) -> None:

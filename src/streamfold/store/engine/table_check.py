@@ -79,17 +79,36 @@ class TableCheck:
         """
         if self._read is None:
             return []
-        views = {f"{view.sst.id.value}.sst": view for view in table_views(await self._manifest())}
-        if name := _TABLE.search(message):
-            names = [name[1]]
-        else:
-            names = [name for name, view in views.items() if _whole(view.sst.info).overlaps(span)]
+        named = _TABLE.search(message)
         async with self._checking:
-            return [await self._check(name, views[name]) for name in names if name in views]
+            views = await self._views()
+            if named:
+                names = [named[1]]
+            else:
+                names = [name for name in views if _whole(views[name].sst.info).overlaps(span)]
+            tables = [
+                await self._check(name, views[name], named=bool(named))
+                for name in names
+                if name in views
+            ]
+        return [table for table in tables if table is not None]
 
-    async def _check(self, name: str, view: Any) -> TableDamage:
+    async def _views(self) -> dict[str, Any]:
+        """The tables of the newest manifest, by file name."""
+        return {f"{view.sst.id.value}.sst": view for view in table_views(await self._manifest())}
+
+    async def _check(self, name: str, view: Any, *, named: bool) -> TableDamage | None:
+        """The damage of a table; None if it is whole or was replaced meanwhile.
+
+        An error that names a table without a damaged block is due to its filter.
+        """
         if name not in self._tables:
             spans = await self._damaged_spans(f"compacted/{name}", view.sst.info)
+            if spans:
+                if name not in await self._views():
+                    return None
+            elif not named:
+                return None
             if len(self._tables) >= _TABLES_MAX:
                 del self._tables[next(iter(self._tables))]
             table = TableDamage(f"{DATABASE}/compacted/{name}", tuple(_merged(spans)))
