@@ -314,15 +314,16 @@ class Catalog:
     @_finished
     async def delete_stream(
         self, ref: StreamRef, *, when: Callable[[StreamLog], bool] = lambda log: True
-    ) -> None:
+    ) -> bool:
         """Stop the stream now; the background removes its records and then frees the name.
 
         `when` is checked in the same step: by then the name may be another stream's, or not empty.
+        Returns whether this call deleted it.
         """
         async with self.locks.hold(*ref):
             with await self.mount.lease(ref) as log:
                 if log.row.deleted_at is not None or not when(log):
-                    return
+                    return False
                 self.mount.committer.check_open()
                 row = msgspec.structs.replace(log.row, deleted_at=self.now())
                 log.deleting = True  # from here on the log refuses appends
@@ -330,6 +331,7 @@ class Catalog:
                 purge = CleanupRow(*ref, purge=True, ancestors=row.ancestors)
                 await self.mount.put_stream(ref, row, (keys.cleanup(row.id), rows.encode(purge)))
                 log.dismiss(StreamDeletingError(*ref))
+                return True
 
     async def deletion(self, ref: StreamRef) -> None:
         """Return once a running deletion of the stream, or of its basin, is durable."""

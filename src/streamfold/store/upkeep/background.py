@@ -242,6 +242,7 @@ class Upkeep:
                         await self._delete_basin(BasinName(keys.basin_name(key)))
 
     async def _delete_basin(self, basin: BasinName) -> None:
+        """Delete the basin's streams; without any, delete the basin. `_purge` has it called again."""
         left = 0
         span = keys.streams_from(basin, "", after=False), keys.streams_end(basin)
         async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
@@ -249,22 +250,23 @@ class Upkeep:
                 for key, _ in page:
                     left += 1
                     await self._delete_stream(stored_ref(*keys.stream_names(key)))
-        if not left:
-            async with self.catalog.locks.hold(basin):
-                # Streams may be on their way that were checked before the deletion was durable.
-                await self.mount.committer.write([])
-                if await first_row(self.mount.engine, *span) is None:
-                    usage = await self.usage.forget_basin(basin)
-                    await self.mount.put_basin(basin, None, *usage)
-                    return
-        self.request_pass()  # to delete the basin after its streams
+        if left:
+            return
+        async with self.catalog.locks.hold(basin):
+            # Streams may be on their way that were checked before the deletion was durable.
+            await self.mount.committer.write([])
+            if await first_row(self.mount.engine, *span) is None:
+                usage = await self.usage.forget_basin(basin)
+                await self.mount.put_basin(basin, None, *usage)
+                return
+        self.request_pass()  # to delete those streams
 
     async def _delete_stream(
         self, ref: StreamRef, when: Callable[[StreamLog], bool] = lambda log: True
     ) -> None:
         with skipping(ref):
-            await self.catalog.delete_stream(ref, when=when)
-            self.request_pass()
+            if await self.catalog.delete_stream(ref, when=when):
+                self.request_pass()
 
     async def _sweep_streams(self) -> None:
         """Apply retention and delete-on-empty to the streams that are due, as far as time allows."""
@@ -305,9 +307,9 @@ class Upkeep:
     async def _sweep_due(self) -> None:
         """Apply retention and delete-on-empty to the streams that are due."""
         for ref in self._due.take():
-            row = await self.mount.stream(ref)
-            if row is not None and row.deleted_at is None:
-                with skipping(ref):
+            with skipping(ref):
+                row = await self.mount.stream(ref)
+                if row is not None and row.deleted_at is None:
                     due, _ = await self._sweep(ref, row, 0)
                     self._ranges.add(ref, due)
 

@@ -83,8 +83,7 @@ class CleanUp:
         await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id))
         await self._snapshots.forget(stream_id)
         await self._catalog.finish(self._remove(ref, stream_id, ancestors))
-        if ancestors:
-            self._request_pass()  # its ancestors may be removable now
+        self._request_pass()  # its basin or its ancestors may be removable now
 
     async def _remove(self, ref: StreamRef, stream_id: int, ancestors: Sequence[int]) -> None:
         """Remove the last rows of a stream, and free its name if the stream still has it."""
