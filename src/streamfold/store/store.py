@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from streamfold.errors import (
+    BasinDeletingError,
     BasinNotFoundError,
     InvalidError,
     StreamDeletingError,
@@ -280,7 +281,7 @@ class StreamStore:
         with await mounted.catalog.lease(ref, create_with, on_append=on_append) as log:
             try:
                 log.check_alive()
-            except StreamDeletingError as error:
+            except (BasinDeletingError, StreamDeletingError) as error:
                 await settle_refusal(error, mounted, log)
                 raise
             yield OpenStream(mounted.mount, log, self.usage)

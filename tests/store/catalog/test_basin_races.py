@@ -89,13 +89,18 @@ async def test_a_deleted_basin_takes_no_append_and_no_read_from_then_on(
     deletion = asyncio.create_task(store.delete_basin(BASIN))
     await asyncio.sleep(0)
     late = asyncio.create_task(store.append(BASIN, STREAM, bodies("c")))
+    reading = asyncio.create_task(store.check_tail(BASIN, STREAM))
     await asyncio.sleep(0)
-    assert not late.done()  # a refusal waits for the state that it depends on
+    # A refusal waits for the state that it depends on.
+    assert not late.done()
+    assert not reading.done()
     bench.engine.resume()
     assert (await before).end.seq_num == 2
     await deletion
     with pytest.raises(BasinDeletingError):
         await late
+    with pytest.raises(BasinDeletingError):
+        await reading
     with pytest.raises(BasinDeletingError):
         await append(store, "durable", b"b")
     with pytest.raises(BasinDeletingError):
