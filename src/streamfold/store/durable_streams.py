@@ -311,7 +311,7 @@ class DurableStreams:
         """A reader that starts at record `seq_num`, or at the tail."""
         async with self._using(basin, stream) as (mounted, log):
             log.check_key(key)
-            if log.renew(self.now()):
+            if log.renew(self.now()) and mounted.mount.committer.read_only is None:
                 # Otherwise a crash now could end the stream early.
                 await mounted.mount.committer.write_with(log)
             start = int(log.durable.seq_num) if seq_num is None else seq_num

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from streamfold.errors import StorageError
 from streamfold.store import keys, rows
-from streamfold.store.engine.engine import Engine, Op
+from streamfold.store.engine.engine import Engine, Op, readable_pages
 from streamfold.store.log import chunks
 from streamfold.store.rows import StreamRow
 
@@ -58,7 +58,8 @@ class LossReport:
         if not (self._spans or self._states or self._others):
             return
         span = keys.STREAMS_START, keys.STREAMS_END
-        async with aclosing(engine.scan(*span)) as pages:
+        # A damaged row costs a name here, and must not cost the report.
+        async with aclosing(readable_pages(engine, *span, first=100)) as pages:
             async for page in pages:
                 for key, value in page:
                     self._add_name(key, value)

@@ -217,6 +217,11 @@ class Mount:
         if row is None:
             self._deleting_basins.names.discard(name)
 
+    @property
+    def deleting_basins(self) -> list[str]:
+        """Basins that are known to be deleted, or whose deletion is committed next, in order."""
+        return sorted(self._deleting_basins.names)
+
     def check_basin(self, name: str) -> None:
         """Raise if the basin is being deleted; call this in the same step as the commit it allows."""
         if name in self._deleting_basins.names:

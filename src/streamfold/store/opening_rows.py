@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from streamfold.errors import DataCorruptError
 from streamfold.store import keys, rows
 from streamfold.store.damage import KnownDamage
-from streamfold.store.engine.engine import Engine, TableDamagedError
+from streamfold.store.engine.engine import Engine, KeySpan, TableDamagedError
 from streamfold.store.rows import BasinRow, CounterRow, Row, SpaceRow
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
@@ -21,16 +21,23 @@ class DeletingBasins:
     """Basins that are deleted but still have rows: their streams take no appends and reads."""
 
     names: set[str] = field(default_factory=set)
-    #: Where rows of basins cannot be read: some of these may be deleted, too.
-    unknown: list[TableDamagedError] = field(default_factory=list)
+    #: Where rows of basins cannot be read, and why: some of these may be deleted, too.
+    unknown: list[tuple[KeySpan, DataCorruptError]] = field(default_factory=list)
 
-    def damage_of(self, name: str) -> TableDamagedError | None:
+    def damage_of(self, name: str) -> DataCorruptError | None:
         """Why it is unknown whether this basin is deleted; None if that is known."""
         if not self.unknown:
             return None
         key = keys.basin(name)
-        spans = ((damage.span, damage) for damage in self.unknown)
-        return next((damage for span, damage in spans if span.start <= key < span.end), None)
+        return next((why for span, why in self.unknown if span.start <= key < span.end), None)
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Add a basin if its row says that it is deleted."""
+        try:
+            if rows.decode(value, BasinRow).deleted_at is not None:
+                self.names.add(keys.basin_name(key))
+        except DataCorruptError as error:
+            self.unknown.append((KeySpan(key, key + b"\x00"), error))
 
 
 async def own_row(engine: Engine, key: bytes, kind: type[Row]) -> Row | DataCorruptError | None:
@@ -73,10 +80,9 @@ async def deleting_basins(engine: Engine) -> DeletingBasins:
             async with aclosing(engine.scan(start, end)) as pages:
                 async for page in pages:
                     for key, value in page:
-                        if rows.decode(value, BasinRow).deleted_at is not None:
-                            basins.names.add(keys.basin_name(key))
+                        basins.add(key, value)
             break
         except TableDamagedError as error:
-            basins.unknown.append(error)
+            basins.unknown.append((error.span, error))
             start = error.span.end
     return basins

@@ -9,20 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from streamfold.errors import BasinNotFoundError
 from streamfold.model.names import StreamRef
 from streamfold.model.records import Record
 from streamfold.model.resources import OCTETS, Claim
 from streamfold.store import keys
 from streamfold.store.damage import Damage, KnownDamage, StoreDamagedError, StreamDamagedError
+from streamfold.store.engine.location import open_location
+from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.loss_report import LossReport
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_timestamp
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from tests.store.catalog.test_snapshots import publication
 from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, incompressible
-from tests.store.damaged_tables import Table, only_table
+from tests.store.damaged_tables import Place, Table, only_table
 from tests.store.durable_streams import append, create
 
 DAY = 24 * 60 * 60
+#: Before `BASIN` in order.
+OTHER = "other-basin"
 #: Records, each a chunk of its own; half of them came on the first day, half on the seventh.
 RECORDS = 400
 HALF = RECORDS // 2
@@ -175,3 +181,53 @@ async def test_a_store_that_is_read_only_refuses_every_change_at_once(bench: Ben
         assert store._supervisor.admission.used == 0
         mounted.mount.committer.read_only = None
         assert await read(store, ReadRequest(from_seq_num(0))) == [0]
+
+
+async def test_a_store_that_is_read_only_serves_streams_that_reads_keep_alive(
+    bench: Bench, clock: Clock
+) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, STREAM, b"a", ttl=60)
+        mounted = await store._supervisor.mounted()
+        mounted.mount.committer.read_only = StoreDamagedError(
+            "the store takes no changes", "x", None
+        )
+        for _ in range(3):
+            clock.pass_seconds(50)
+            async with store.durable.reading(BASIN, STREAM, 0) as reader:
+                batch = await reader.read()
+            assert batch is not None
+            assert batch.count == 1
+
+
+async def test_a_loss_is_reported_although_names_of_streams_are_damaged(
+    tmp_path: Path, table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    table.flip(Place.FIRST_BLOCK)
+    engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
+    try:
+        loss = LossReport()
+        loss.add([(keys.chunk(1, 7), b"")])
+        await loss.log(engine)
+    finally:
+        await engine.close(flush=False)
+    assert "dropped: records 7 to 7 of stream of id 1" in caplog.text
+
+
+async def test_a_basin_row_that_cannot_be_decoded_costs_that_basin_alone(bench: Bench) -> None:
+    async with bench.store() as store:
+        for basin in (BASIN, OTHER):
+            await store.create_basin(basin)
+            await store.create_stream(basin, STREAM)
+        mounted = await store._supervisor.mounted()
+        await mounted.mount.committer.write([(keys.basin(OTHER), b"no row")])
+    async with bench.store() as store:
+        await store.append(BASIN, STREAM, [Record(b"a")])
+        with pytest.raises(StoreDamagedError, match=f"basin {OTHER!r} cannot be used"):
+            await store.append(OTHER, STREAM, [Record(b"a")])
+        await store.delete_basin(BASIN)
+        for _ in range(3):
+            await store.upkeep()
+        with pytest.raises(BasinNotFoundError):
+            await store.basin_config(BASIN)

@@ -34,7 +34,7 @@ from streamfold.store.log.retention import age_limit
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.read.seek import apply_retention
-from streamfold.store.rows import BasinRow, StreamRow
+from streamfold.store.rows import StreamRow
 from streamfold.store.upkeep.clean_up import (
     FILES_FAILED,
     CleanUp,
@@ -234,12 +234,8 @@ class Upkeep:
 
     async def _delete_basins(self) -> None:
         """Delete the streams of deleted basins, and each basin after its last stream."""
-        span = keys.basins_from("", after=False), keys.BASINS_END
-        async with aclosing(readable_pages(self.mount.engine, *span, first=100)) as pages:
-            async for page in pages:
-                for key, value in page:
-                    if rows.decode(value, BasinRow).deleted_at is not None:
-                        await self._delete_basin(BasinName(keys.basin_name(key)))
+        for name in self.mount.deleting_basins:
+            await self._delete_basin(BasinName(name))
 
     async def _delete_basin(self, basin: BasinName) -> None:
         """Delete the basin's streams; without any, delete the basin. `_purge` has it called again."""

@@ -281,18 +281,25 @@ class UsageKeeper:
                 self.recorder.observe_storage(basin, self.held.by_basin.get(basin, 0))
 
     async def _write_hours(self, changed: list[tuple[str, int]]) -> None:
-        """Write whole hours, so that writing them again is harmless if the outcome is unknown."""
+        """Write whole hours, so that writing them again is harmless if the outcome is unknown.
+
+        An hour of which storage has a damaged part waits for the next call, and keeps no other waiting.
+        """
         ops: list[Op] = []
         written: list[Hour] = []
-        for basin, number in changed:
-            hour = self.recorder.hours[(basin, number)]
-            ops += await self._merge(basin, number, hour)
-            if not hour.merged:
-                continue
-            hour.changed = False
-            written.append(hour)
-            ops.append((keys.usage(basin, number), rows.encode(hour.row())))
         try:
+            for basin, number in changed:
+                hour = self.recorder.hours[(basin, number)]
+                try:
+                    ops += await self._merge(basin, number, hour)
+                except DataCorruptError as error:
+                    logger.debug("usage of %r is not written: %s", basin or "the account", error)
+                    continue
+                if not hour.merged:
+                    continue
+                hour.changed = False
+                written.append(hour)
+                ops.append((keys.usage(basin, number), rows.encode(hour.row())))
             await self._mount.committer.write(ops)
         except BaseException:
             for hour in written:
