@@ -7,12 +7,19 @@ import asyncio
 import msgspec
 import pytest
 
-from streamfold.errors import BasinDeletingError, BasinNotFoundError, StreamNotFoundError
+from streamfold.errors import (
+    BasinDeletingError,
+    BasinNotFoundError,
+    OutcomeUnknownError,
+    StoreRecoveringError,
+    StreamNotFoundError,
+)
 from streamfold.records.batch import RecordBatch
 from streamfold.store import ReadRequest, from_tail, keys, rows
 from streamfold.store.engine.engine import Batch, commit_rows
 from streamfold.store.rows import BasinRow
 from streamfold.store.store import StreamStore
+from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, STREAM, Bench, bodies
 from tests.store.durable_streams import append, create
 from tests.store.many_streams import QUIET
@@ -146,3 +153,25 @@ async def test_a_basin_that_is_created_again_takes_streams(store: StreamStore) -
     await store.create_basin(BASIN)
     await store.create_stream(BASIN, STREAM)
     assert (await store.append(BASIN, STREAM, bodies("a"))).start.seq_num == 0
+
+
+@pytest.mark.parametrize("deleted", ["basin", "stream"])
+async def test_an_append_is_not_refused_because_of_a_deletion_that_failed(
+    store: StreamStore, bench: Bench, deleted: str
+) -> None:
+    await store.append(BASIN, STREAM, bodies("a"))
+    bench.engine.hold()
+    bench.engine.fail_next(CommitFault.BEFORE)
+    change = store.delete_basin(BASIN) if deleted == "basin" else store.delete_stream(BASIN, STREAM)
+    deletion = asyncio.create_task(change)
+    async with asyncio.timeout(60):
+        while not bench.engine._order.locked():  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0)
+    late = asyncio.create_task(store.append(BASIN, STREAM, bodies("b")))
+    await asyncio.sleep(0)
+    bench.engine.resume()
+    with pytest.raises(OutcomeUnknownError):
+        await deletion
+    with pytest.raises(StoreRecoveringError):
+        await late
+    assert (await store.append(BASIN, STREAM, bodies("b"))).end.seq_num == 2

@@ -334,15 +334,21 @@ class Catalog:
                 return True
 
     async def deletion(self, ref: StreamRef) -> None:
-        """Return once a running deletion of the stream, or of its basin, is durable."""
+        """Return once a running deletion of the stream, or of its basin, is durable.
+
+        Raises if it failed, as `deletion_of_basin` does.
+        """
         await self.deletion_of_basin(ref.basin)
         async with self.locks.hold(*ref):
-            pass
+            self.mount.committer.check_running()
 
     async def deletion_of_basin(self, name: str) -> None:
-        """Return once a running deletion of the basin is durable: a refusal may depend on it."""
+        """Return once a running deletion of the basin is durable, because a refusal may depend on it.
+
+        Raises that the store recovers if the deletion failed: the basin may still be there.
+        """
         async with self.locks.hold(name):
-            pass
+            self.mount.committer.check_running()
 
     async def _row_in_use(self, ref: StreamRef) -> StreamRow | None:
         """The row of the stream with this name; None if the name can be given to a new stream.

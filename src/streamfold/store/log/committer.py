@@ -126,10 +126,16 @@ class Committer:
         if self._gathering:
             self._settled.set()  # to check whether there is enough now
 
+    def check_running(self) -> None:
+        """Raise if commits have stopped: what was accepted last may not be durable."""
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+
     def check_open(self) -> None:
         """Raise if nothing can be committed any more, or at all."""
-        if refusal := self._refusal or self.read_only:
-            raise refusal.with_traceback(None)
+        self.check_running()
+        if self.read_only is not None:
+            raise self.read_only.with_traceback(None)
 
     async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
         """Commit `ops` and `content` after everything accepted before; durable when this returns."""
