@@ -151,7 +151,7 @@ class LocalDisk:
             if rebooted:
                 await asyncio.to_thread(self._go_back, point.manifest)
             if damage is not None:
-                await asyncio.to_thread(self._set_aside, damage)
+                await asyncio.to_thread(self._set_aside, damage, point)
 
     async def name_damage(self, admin: Any, wal: Any) -> None:
         """Raise DataCorruptError if a log file is damaged: SlateDB could not be opened."""
@@ -242,12 +242,15 @@ class LocalDisk:
             if (folder := self._folder / name).exists():
                 shutil.rmtree(folder)
 
-    def _set_aside(self, damage: LogDamage) -> None:
+    def _set_aside(self, damage: LogDamage, point: RestorePoint) -> None:
         """Move the damaged file and all after it away, for whoever wants to look at them."""
         accepted = damage.number == self._accept_loss
         aside, sizes = self._wal.set_aside(damage.number)
         for path in (aside, aside.parent, self._wal.path, self._folder):
             self._sync(path)
+        if damage.number <= point.wal:  # the log ends before it now: that is no further damage
+            marks = point.marks and tuple(mark for mark in point.marks if mark < damage.number)
+            self._write_marker(msgspec.structs.replace(point, wal=damage.number - 1, marks=marks))
         for number, size in sizes.items():
             logger.log(
                 logging.ERROR if accepted else logging.WARNING,

@@ -108,17 +108,18 @@ class SlateEngine(SlateRows):
         With `disk`, a commit is synced to the device before it counts as durable. `now` is the time
         (ms) from which SlateDB's clock starts, unless storage has seen a later one.
         """
-        wal = binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
         try:
             if disk is not None:
-                await disk.repair(open_admin(location), wal)
+                await disk.repair(open_admin(location), _wal_reader(location))
             elif location.folder is not None:
                 forget_restore_point(location.folder)
             await location.check_access()
+            # Another reader than that of the repair, which may have read ahead files that are gone now.
+            wal = _wal_reader(location)
             db, admin = await _until_clock_accepted(lambda: _build(location, wal, now))
         except (binding.Error, OSError) as error:
             if disk is not None and is_damage(error):
-                await disk.name_damage(open_admin(location), wal)
+                await disk.name_damage(open_admin(location), _wal_reader(location))
             raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
         tables = SlateTables(db, admin, sizes, local=local)
@@ -274,6 +275,10 @@ def table_check(location: Location, admin: Any) -> TableCheck:
     """Checks the tables at `location`."""
     read = reader_of(location.folder, location.files)
     return TableCheck(partial(slatedb_binding.read_manifest, admin), read)
+
+
+def _wal_reader(location: Location) -> Any:
+    return binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
 
 
 def open_admin(location: Location) -> Any:
