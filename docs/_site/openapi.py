@@ -150,6 +150,13 @@ _SNAPSHOT: Final = {
     "PUT": About("Publish a snapshot of the state at this position.", _BYTES),
     "DELETE": About("Remove a snapshot."),
 }
+_PARTS: Final = {
+    "POST": About("Store a part of a snapshot that is too large for one request.", _BYTES)
+}
+_STAGED: Final = {
+    "GET": About("List the parts that are not published."),
+    "DELETE": About("Discard the parts that are not published."),
+}
 _SNAPSHOTS: Final = {"GET": About("List snapshots, the newest first.", "", "Snapshots")}
 _NEWEST: Final = {"GET": About("Redirect to the newest snapshot.")}
 _RETENTION: Final = {
@@ -188,6 +195,8 @@ _WORDS: Final[dict[str, dict[str, About]]] = {
     "/v1/streams/{stream}/snapshots": _SNAPSHOTS,
     "/v1/streams/{stream}/snapshot": _NEWEST,
     "/v1/streams/{stream}/snapshot/{position}": _SNAPSHOT,
+    "/v1/streams/{stream}/snapshot/{position}/parts": _PARTS,
+    "/v1/streams/{stream}/snapshot/parts": _STAGED,
     "/v1/streams/{stream}/retention/{position}": _RETENTION,
     "/v1/streams/{stream}/bootstrap": _BOOTSTRAP,
     "/v1/basins": {
@@ -227,6 +236,8 @@ _WORDS: Final[dict[str, dict[str, About]]] = {
         for below, words in {
             "": _STREAM_PATH,
             "/snapshot/{position}": _SNAPSHOT,
+            "/snapshot/{position}/parts": _PARTS,
+            "/snapshot/parts": _STAGED,
             "/snapshots": _SNAPSHOTS,
             "/retention/{position}": _RETENTION,
             "/bootstrap": _BOOTSTRAP,

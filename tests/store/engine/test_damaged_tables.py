@@ -178,7 +178,7 @@ async def test_writers_do_not_wait_without_end_for_a_merge_of_a_damaged_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SlateDB never merges young tables of which one is damaged: a store that has many gets more
-    (upstream defect 20).
+    (upstream defect 21).
     """
     use_small_tables(monkeypatch.setattr)
     small = slatedb._settings

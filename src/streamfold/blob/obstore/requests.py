@@ -75,6 +75,8 @@ class FailedRequest:
     status: int | None = None
     #: The request belonged to a multipart upload and was not the one that makes the blob visible.
     before_completion: bool = False
+    #: There were no credentials to sign it with.
+    unsigned: bool = False
 
     @property
     def is_retryable(self) -> bool:
@@ -96,6 +98,7 @@ def classify_error(error: Exception) -> FailedRequest:
         reason=_reason(error, dump, status, code),
         status=status,
         before_completion=_is_before_completion(dump),
+        unsigned=status is None and _PROVIDER in dump,
     )
 
 
@@ -105,7 +108,7 @@ def read_error(store: str, key: str, failure: FailedRequest) -> StreamfoldError:
         return BlobNotFoundError(f"blob {key!r} does not exist in {store}")
     what = f"{key!r} in {store}" if key else store
     error = BlobUnavailableError(f"cannot read {what}: {failure.reason}")
-    error.transient = failure.is_retryable
+    error.transient = failure.is_retryable and not failure.unsigned
     return error
 
 

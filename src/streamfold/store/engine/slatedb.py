@@ -336,7 +336,7 @@ async def _until_clock_accepted(call: Callable[[], Awaitable[T]]) -> T:
 def _set_young_tables(settings: Any, present: int) -> None:
     """Make writers wait for merges at some number of young tables.
 
-    A damaged one is never merged (upstream defect 20). If they are many already, allow more: otherwise
+    A damaged one is never merged (upstream defect 21). If they are many already, allow more: otherwise
     writers would wait without end.
     """
     most = max(_YOUNG_TABLES, 2 * present)
