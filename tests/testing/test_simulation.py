@@ -77,4 +77,5 @@ def test_storage_that_brings_an_old_state_back_is_found(monkeypatch: pytest.Monk
         apply(self, [(key, former.get(key, value)) if value else (key, None) for key, value in ops])
 
     monkeypatch.setattr(SimulatedStorage, "apply", bring_back)
-    assert "tail went back" in find_violation() or "acknowledged" in find_violation()
+    story = find_violation()
+    assert "tail went back" in story or "acknowledged" in story

@@ -19,8 +19,6 @@ class StreamLedger:
     name: str
     #: Seconds that records are kept; None = for ever.
     retention: int | None = None
-    #: The position after the last inherited record.
-    begins_at: int = 0
     #: Bodies and arrivals (simulated seconds) of acknowledged records, by seq_num.
     acked: dict[int, tuple[bytes, float]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)

@@ -457,7 +457,7 @@ class _Program:
             self._fail(call, source, error)
             return
         self._note(f"{call} -> from {status.first}")
-        ledger = StreamLedger(name, None, point, inherited, tail=point)
+        ledger = StreamLedger(name, None, inherited, tail=point)
         ledger.trimmed = ledger.trim_attempted = int(status.first)
         self._streams[name] = ledger
 
