@@ -31,6 +31,7 @@ from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.rows import StreamRow
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, bodies
+from tests.store.durable_streams import create, fork_of
 
 LAYER = StreamConfigLayer(retention=INFINITE, timestamp_mode=TimestampMode.ARRIVAL)
 
@@ -257,6 +258,39 @@ async def test_streams_are_created_on_append_or_on_read_only_where_the_basin_say
     assert (await store.read(BASIN, "read", request)).count == 0
     with pytest.raises(BasinNotFoundError):
         await store.append("no-such-basin", "new", bodies("x"))
+
+
+async def test_an_append_or_read_right_after_a_deletion_creates_the_stream_anew(
+    store: StreamStore,
+) -> None:
+    for change in (
+        BasinReconfiguration(create_stream_on_append=True),
+        BasinReconfiguration(create_stream_on_read=True),
+    ):
+        await store.reconfigure_basin(BASIN, change)
+    await store.append(BASIN, "new", bodies("old", "older"))
+    deletion = asyncio.create_task(store.delete_stream(BASIN, "new"))
+    await asyncio.sleep(0)  # it is under way, or durable
+    assert (await store.append(BASIN, "new", bodies("x"))).start.seq_num in (0, 2)
+    await deletion
+    await store.append(BASIN, "new", bodies("x"))
+    await store.delete_stream(BASIN, "new")
+    assert (await store.append(BASIN, "new", bodies("x"))).start.seq_num == 0
+    await store.delete_stream(BASIN, "new")
+    assert (await store.check_tail(BASIN, "new")).seq_num == 0
+    await store.upkeep()
+    assert (await store.append(BASIN, "new", bodies("x"))).start.seq_num == 0
+
+
+async def test_an_append_after_a_deletion_never_replaces_a_stream_that_forks_need(
+    store: StreamStore,
+) -> None:
+    await store.reconfigure_basin(BASIN, BasinReconfiguration(create_stream_on_append=True))
+    await create(store, "source", b"x")
+    await create(store, "fork", fork=fork_of("source"))
+    await store.delete_stream(BASIN, "source")
+    with pytest.raises(StreamDeletingError):
+        await store.append(BASIN, "source", bodies("y"))
 
 
 async def test_many_who_create_one_stream_by_appending_all_succeed(store: StreamStore) -> None:

@@ -234,7 +234,11 @@ class Catalog:
         async with self.locks.hold(*ref):
             if not self.mount.is_missing(ref):
                 with suppress(StreamNotFoundError):
-                    return await self.mount.lease(ref)
+                    lease = await self.mount.lease(ref)
+                    if lease.log.row.deleted_at is None:
+                        return lease
+                    lease.release()
+                    await self._row_in_use(ref)  # raises if forks need the deleted stream
             # Outside of any handler: its error would stay in memory until the commit is durable.
             row = await self._new_row(ref, config, None)
             return await self._create(ref, row, first)
@@ -279,16 +283,20 @@ class Catalog:
     ) -> LogLease:
         """A lease of the stream's log; BasinNotFoundError or StreamNotFoundError without one.
 
-        With `create_with`, a missing stream is created if its basin is configured so, in one commit
-        with what `first` appends.
+        With `create_with`, a missing or deleted stream is created if its basin is configured so, in one
+        commit with what `first` appends.
         """
-        if create_with is not None and self.mount.log_in_memory(ref) is None:
+        log = self.mount.log_in_memory(ref)
+        if create_with is not None and (log is None or log.deleting):
             basin = await self.mount.basin(ref.basin)
             if basin is not None and _may_create(basin.config, on_append=on_append):
                 if not self.mount.is_missing(ref):
                     with suppress(StreamNotFoundError):
                         # Nearly all exist, and need no task or lock.
-                        return await self.mount.lease(ref)
+                        lease = await self.mount.lease(ref)
+                        if not lease.log.deleting:
+                            return lease
+                        lease.release()
                 return await self._finish_lease(self._open_stream(ref, create_with, first))
         try:
             return await self.mount.lease(ref)
