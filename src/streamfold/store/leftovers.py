@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from typing import Final
 
 from streamfold.store import keys, rows
@@ -23,6 +24,9 @@ from streamfold.wording import noun
 logger = logging.getLogger(__name__)
 
 _DAY: Final = 86_400.0
+#: Files of a kind that are noted at once, which bounds the row; the others are noted after these are
+#: deleted, and kept until then.
+LEFTOVERS_MAX: Final = 10_000
 
 
 class Leftovers:
@@ -43,14 +47,18 @@ class Leftovers:
         #: Seconds.
         self._grace = grace
         self._now = now
-        #: When the next one may be deleted, ms since the Unix epoch.
-        self.due_at = math.inf
+        #: When to look for such files again, ms since the Unix epoch: at once until a search succeeds.
+        self.due_at: float = 0
 
     async def overdue(self, names: Iterable[str]) -> set[str]:
-        """Those of `names`, all files without a row, that may be deleted; the others are noted."""
+        """Those of `names`, all files without a row, that may be deleted; the others are noted.
+
+        Reads `LEFTOVERS_MAX` names and one more.
+        """
+        first = list(islice(names, LEFTOVERS_MAX + 1))
         value, now = await self._engine.get(self._key), self._now()
         noted = rows.decode(value, LeftoversRow).since if value else {}
-        since = {name: min(noted.get(name, now), now) for name in names}
+        since = {name: min(noted.get(name, now), now) for name in first[:LEFTOVERS_MAX]}
         if since != noted:
             row = rows.encode(LeftoversRow(since)) if since else None
             await self._write([(self._key, row)])
@@ -67,4 +75,6 @@ class Leftovers:
             )
         if deleted := [name for name, at in since.items() if now >= at + grace]:
             logger.info("deleting %d %s files that no row names", len(deleted), self._kind)
+            if len(first) > LEFTOVERS_MAX:
+                self.due_at = now
         return set(deleted)

@@ -35,7 +35,7 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_full
 from streamfold.store.engine.engine import Op
-from streamfold.store.leftovers import Leftovers
+from streamfold.store.leftovers import LEFTOVERS_MAX, Leftovers
 from streamfold.store.log.log_leases import LogLease
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.stream_log import StreamLog
@@ -203,6 +203,30 @@ class StreamSnapshots:
         await self.prune(log)
         return snapshot
 
+    async def published(self, log: StreamLog, new: Publication, digest: str) -> Snapshot | None:
+        """The newest snapshot if that is `new`, of this digest; trims what it covers if `new` does.
+
+        For a repetition without the bytes: the parts of a snapshot are gone once it is published.
+        """
+        return await self.catalog.finish(self._published(log, new, digest))
+
+    async def _published(self, log: StreamLog, new: Publication, digest: str) -> Snapshot | None:
+        with LogLease(log):
+            async with self.catalog.locks.hold(*log.ref):
+                log.check_alive()
+                newest = await self.newest(log)
+                if newest is None or (newest.seq_num, newest.digest) != (new.seq_num, digest):
+                    return None
+                await self._trim_again(log, new)
+        await self.prune(log)
+        return newest
+
+    async def _trim_again(self, log: StreamLog, new: Publication) -> None:
+        """Trim what `new`, which was published before, covers: it may ask for that only now."""
+        if self._trims(log, new):
+            log.trim(new.seq_num)
+            await self.mount.committer.write_with(log)
+
     async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         """Make the blob a snapshot. Its caller may go meanwhile: the blob and the log must not."""
         with self.blobs.using(row.blob), LogLease(log):
@@ -296,6 +320,8 @@ class StreamSnapshots:
                 idle = self.blobs.idle(blobs)
                 named = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
                 unnamed += [blob for blob in idle if blob not in named]
+                if len(unnamed) > LEFTOVERS_MAX:
+                    break
         if unnamed:
             await self.mount.engine.check()
         await self.blobs.delete(await self.leftovers.overdue(unnamed))
@@ -308,9 +334,7 @@ class StreamSnapshots:
             newest = await self.newest(log)
             if newest is not None and newest.seq_num == new.seq_num:
                 if newest.digest == row.digest:
-                    if self._trims(log, new):
-                        log.trim(new.seq_num)
-                        await self.mount.committer.write_with(log)
+                    await self._trim_again(log, new)
                     return newest
                 raise SnapshotConflictError(
                     f"stream {log.name!r} has another snapshot at {new.seq_num}, with digest "

@@ -163,7 +163,7 @@ class ChunkFiles:
         """
         newest: _Found = deque(maxlen=_FAILED_MAX)
         unnamed: list[BlobMeta] = []
-        listed = 0
+        listed = size = 0
         async for meta in self._blobs.list():
             listed += 1
             if listed % _LISTED_AT_ONCE == 0:
@@ -171,12 +171,13 @@ class ChunkFiles:
             name = FileName.parse(meta.key)
             if name is None or name.epoch >= self._epoch:
                 continue
-            if not self._counted:
-                self.size += meta.size
+            size += meta.size
             if newest and newest[-1][0].epoch != name.epoch:
                 unnamed += await _without_row(engine, newest)
                 newest.clear()
             newest.append((name, meta))
+        if not self._counted:
+            self.size += size
         self._counted = True
         unnamed += await _without_row(engine, newest)
         overdue = await leftovers.overdue(meta.key for meta in unnamed)

@@ -217,11 +217,17 @@ class Upkeep:
                     self.mount.damage.note_row(effect, error)
 
     async def _delete_leftovers(self) -> None:
-        """Look for files without a row again once some of those that were found may be deleted."""
-        if self.snapshots.leftovers.due_at <= self.now():
-            await self.snapshots.sweep()
-        if self.leftover_chunks.due_at <= self.now():
-            await self.mount.files.sweep(self.mount.engine, self.leftover_chunks)
+        """Look for files without a row again once some of those that were found may be deleted.
+
+        Also if no search has succeeded yet; the rest of the pass needs none.
+        """
+        try:
+            if self.snapshots.leftovers.due_at <= self.now():
+                await self.snapshots.sweep()
+            if self.leftover_chunks.due_at <= self.now():
+                await self.mount.files.sweep(self.mount.engine, self.leftover_chunks)
+        except FILES_FAILED as error:
+            logger.error("files without a row are searched for again at the next pass: %s", error)
 
     async def _requested_before(self, deadline: float) -> bool:
         try:
