@@ -167,12 +167,10 @@ class Snapshots:
             raise InvalidError(f"the list of parts has more than {MANIFEST_MAX} bytes")
         part_ids = parse_manifest(body, commit.parts)
         durable, basin, stream = self._store.durable, wanted.basin, wanted.stream
-        newest = await durable.snapshot(basin, stream, None)
-        if newest is not None and (newest.seq_num, newest.digest) == (
-            wanted.seq_num,
-            commit.digest,
-        ):
-            return newest  # it was published before, and its parts are gone
+        repeated = make(_no_pieces(), 0)
+        snapshot = await durable.published(basin, stream, repeated, commit.digest)
+        if snapshot is not None:
+            return snapshot  # it was published before, and its parts are gone
         return await durable.publish_parts(basin, stream, part_ids, make)
 
     async def stage_part(self, request: Request, wanted: SnapshotRequest) -> None:
@@ -357,6 +355,12 @@ class Snapshots:
             (b"stream-snapshot-offset", self._show(snapshot.seq_num).encode()),
             (b"stream-snapshot-digest", snapshot.digest.encode()),
         ]
+
+
+async def _no_pieces() -> AsyncIterator[bytes]:
+    none: tuple[bytes, ...] = ()
+    for piece in none:
+        yield piece
 
 
 async def _verified(

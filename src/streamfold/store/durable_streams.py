@@ -229,6 +229,13 @@ class DurableStreams:
         async with self._using(basin, stream) as (mounted, log):
             return await mounted.snapshots.publish(log, new)
 
+    async def published(
+        self, basin: str, stream: str, new: Publication, digest: str
+    ) -> Snapshot | None:
+        """The newest snapshot if that is `new`, of this digest; trims what it covers if `new` does."""
+        async with self._using(basin, stream) as (mounted, log):
+            return await mounted.snapshots.published(log, new, digest)
+
     async def stage_part(
         self, basin: str, stream: str, pieces: AsyncIterator[bytes], size: int | None
     ) -> str:

@@ -82,6 +82,17 @@ async def test_parts_become_one_snapshot_and_a_repetition_changes_nothing(
     assert await staged(web) == []
 
 
+async def test_a_repetition_trims_if_it_asks_for_that(web: httpx.AsyncClient) -> None:
+    """A client that got no answer repeats its commit, and may decide to trim only then."""
+    part, digest = await stage(web, b"state"), digest_of(b"state")
+    assert (await commit(web, [part], digest)).status_code == 204
+    assert (await web.get(STREAM, params={"offset": token(0)})).json() == [1, 2, 3]
+    repeated = await commit(web, [part], digest, stream_trim_on_snapshot="true")
+    assert repeated.status_code == 204, repeated.text
+    assert (await web.get(STREAM, params={"offset": token(0)})).status_code == 410
+    assert (await web.get(STREAM, params={"offset": token(2)})).json() == [3]
+
+
 async def test_the_order_of_the_list_is_that_of_the_bytes(web: httpx.AsyncClient) -> None:
     second, first = await stage(web, b"second"), await stage(web, b"first ")
     wrong = await commit(web, [second, first], digest_of(b"first ", b"second"))
