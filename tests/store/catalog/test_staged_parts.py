@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import pytest
 
 from streamfold.blob import BlobStore, open_blob_store
-from streamfold.errors import WriterFencedError
+from streamfold.errors import InvalidError, WriterFencedError
 from streamfold.store.catalog.staged_parts import PART_LIFETIME, PartsBusyError, StagedParts
 from streamfold.store.engine.disk_space import DiskSpace
+from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
 
 HOUR = 3_600_000
 
@@ -31,6 +34,19 @@ async def allowed() -> None:
 
 async def refused() -> None:
     raise WriterFencedError
+
+
+class SlowDeletes(FaultyBlobStore):
+    """Deletes nothing before `proceed` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(open_blob_store("memory:"), ScriptedFaults())
+        self.deleting, self.proceed = asyncio.Event(), asyncio.Event()
+
+    async def delete(self, key: str) -> None:
+        self.deleting.set()
+        await self.proceed.wait()
+        await super().delete(key)
 
 
 @pytest.fixture
@@ -74,6 +90,38 @@ async def test_parts_that_are_being_published_stay(parts: StagedParts, clock: Cl
     with parts.alone(1):
         await parts.sweep(allowed)
     assert (await names(parts, 1), await names(parts, 2)) == ([used], [])
+
+
+async def test_a_publication_that_begins_during_a_search_keeps_its_parts(
+    parts: StagedParts, clock: Clock
+) -> None:
+    old = await parts.stage(1, body(b"day-old"), 7)
+    clock.now += PART_LIFETIME
+    with ExitStack() as publication:
+
+        async def begun() -> None:
+            """The search has its list, and asks whether the store is still this process's."""
+            publication.enter_context(parts.alone(1))
+
+        await parts.sweep(begun)
+        staged = await parts.find(1, [old])
+        assert b"".join([piece async for piece in parts.read(1, staged)]) == b"day-old"
+
+
+async def test_no_publication_begins_while_a_part_of_its_stream_goes(clock: Clock) -> None:
+    blobs = SlowDeletes()
+    parts = StagedParts(blobs, DiskSpace(None, None), clock)
+    old = await parts.stage(1, body(b"day-old"), 7)
+    clock.now += PART_LIFETIME
+    sweeping = asyncio.create_task(parts.sweep(allowed))
+    await blobs.deleting.wait()
+    with pytest.raises(PartsBusyError), parts.alone(1):
+        pass
+    with parts.alone(2):
+        blobs.proceed.set()
+        await sweeping
+    with parts.alone(1), pytest.raises(InvalidError, match="older than a day"):
+        await parts.find(1, [old])
 
 
 async def test_a_process_that_lost_the_store_deletes_no_parts(

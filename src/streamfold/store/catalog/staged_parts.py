@@ -110,6 +110,8 @@ class StagedParts:
         self._arriving_bytes: Counter[int] = Counter()
         #: Streams whose parts are being published or discarded.
         self._used: set[int] = set()
+        #: The stream whose expired parts are being deleted.
+        self._swept: int | None = None
         self._next_sweep = 0
 
     async def stage(self, stream_id: int, pieces: AsyncIterator[bytes], size: int | None) -> str:
@@ -163,7 +165,7 @@ class StagedParts:
     @contextmanager
     def alone(self, stream_id: int) -> Iterator[None]:
         """Exclude others who publish or discard parts of the stream; PartsBusyError if there are."""
-        if stream_id in self._used:
+        if stream_id in self._used or stream_id == self._swept:
             raise PartsBusyError(
                 "parts of this stream are being published or discarded: repeat it a little later"
             )
@@ -214,19 +216,27 @@ class StagedParts:
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_INTERVAL
-        expired: list[str] = []
+        expired: list[tuple[int, str]] = []
         async for meta in self._store.list(_FOLDER):
             match = _KEY.fullmatch(meta.key)
-            if match is None or int(match[1], 16) in self._used or len(expired) >= _SWEPT_MAX:
+            if match is None or len(expired) >= _SWEPT_MAX:
                 continue
             if int(match[2], 16) + PART_LIFETIME <= now:
-                expired.append(meta.key)
+                expired.append((int(match[1], 16), meta.key))
         if not expired:
             return
         await check()
-        for key in expired:
-            await self._store.delete(key)
-        logger.info("deleted %d parts of snapshots that nobody published for a day", len(expired))
+        deleted = 0
+        for stream_id, key in expired:
+            if stream_id in self._used:  # a publication may have begun since the list was made
+                continue
+            self._swept = stream_id  # and none begins while a part of its stream goes
+            try:
+                await self._store.delete(key)
+            finally:
+                self._swept = None
+            deleted += 1
+        logger.info("deleted %d parts of snapshots that nobody published for a day", deleted)
 
 
 async def _claimed(pieces: AsyncIterator[bytes], claim: SpaceClaim) -> AsyncIterator[bytes]:
