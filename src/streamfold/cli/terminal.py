@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -101,3 +102,13 @@ def _widths(columns: Sequence[Sequence[str]], room: int | None) -> list[int]:
             break
         widest.pop()
     return [each[-1] for each in lengths]
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals on which a long command finishes its work and ends.
+
+    A terminal that closes sends SIGHUP, which counts unless `nohup` started the command.
+    """
+    asked = (signal.SIGTERM, signal.SIGINT)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return asked if ignored else (*asked, signal.SIGHUP)

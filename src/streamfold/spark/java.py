@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from py4j.java_gateway import JavaGateway
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -145,20 +146,32 @@ def _cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "streamfold"
 
 
-def start_quietly(settings: Mapping[str, str]) -> None:
-    """Start Spark's Java process with these settings; log what it prints at level DEBUG."""
+def start_service(settings: Mapping[str, str], *, quiet: bool) -> None:
+    """Start Spark's Java process with these settings, for a command that flushes when it is stopped.
+
+    Signals of the terminal do not reach Java, which would end before the flush: it ends with this
+    process, whose pipe it reads. If `quiet`, what it prints is logged at level DEBUG.
+    """
     if SparkContext._gateway is not None:
         return  # a process has only one, and this one prints elsewhere already
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    if not quiet:
+        SparkContext._ensure_initialized(gateway=_launch(conf, {}))
+        return
     reading, writing = os.pipe()
     threading.Thread(target=_read, args=(reading,), name="output of Java", daemon=True).start()
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     try:
-        gateway = launch_gateway(conf, {"stdout": writing, "stderr": writing})
-    except PySparkRuntimeError:
-        raise JavaEndedError from None
+        gateway = _launch(conf, {"stdout": writing, "stderr": writing})
     finally:
         os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _launch(conf: SparkConf, outputs: dict[str, int]) -> JavaGateway:
+    try:
+        return launch_gateway(conf, {**outputs, "start_new_session": True})
+    except PySparkRuntimeError:
+        raise JavaEndedError from None
 
 
 def last_lines() -> list[str]:

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 import streamfold
 from streamfold.spark.archive import StreamfoldArchiveSource
 from streamfold.spark.errors import JavaEndedError
-from streamfold.spark.java import last_lines, start_quietly, use_java
+from streamfold.spark.java import last_lines, start_service, use_java
 from streamfold.spark.stream.source import StreamfoldSource
 
 logger = logging.getLogger(__name__)
@@ -118,11 +118,13 @@ def open_session(
     *,
     settings: Mapping[str, str] | None = None,
     defaults: Mapping[str, str] | None = None,
+    service: bool = False,
     quiet: bool = False,
 ) -> SparkSession:
     """Start a session with `format("streamfold")`, on `spark.master` of the settings.
 
-    `quiet` keeps Spark's output off the terminal, see `java.start_quietly`.
+    `service` keeps signals of the terminal from Java, and with `quiet` Spark's output from the
+    terminal, too: see `java.start_service`.
 
     Without a master, Spark runs in this process; under spark-submit, its master and settings win over
     the defaults. On a cluster, workers run the Python that `PYSPARK_PYTHON` names, else
@@ -138,8 +140,8 @@ def open_session(
         )
     local = _LOCAL_SETTINGS if is_local(chosen["spark.master"]) else {}
     effective = {**_SETTINGS, **local, **(defaults or {}), **chosen}
-    if quiet and not is_submitted():
-        start_quietly(effective)
+    if service and not is_submitted():
+        start_service(effective, quiet=quiet)
     builder = SparkSession.builder.appName(name)
     for key, value in effective.items():
         builder = builder.config(key, value)

@@ -47,6 +47,7 @@ class Process:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,
                 env={**os.environ, "S2_ACCESS_TOKEN": TOKEN},
             )
         assert self._process.stdout is not None
@@ -79,6 +80,11 @@ class Process:
     def stop(self) -> int:
         """Ask it to flush and to end; the status that it ends with."""
         self._process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def hang_up(self) -> int:
+        """Close its terminal, which all of its processes notice; the status that it ends with."""
+        os.killpg(self._process.pid, signal.SIGHUP)
         return self._end()
 
     def _end(self) -> int:

@@ -57,7 +57,7 @@ def test_the_archive_equals_a_replay_after_kills_at_any_point(
         append(200)
         wait_for(lambda: process.status()["ready"], bool)
         append(10)
-        assert process.stop() == 0, log.read_text()[-3000:]
+        assert process.hang_up() == 0, log.read_text()[-3000:]
     noise = [line for line in log.read_text().splitlines() if not OURS.fullmatch(line)]
     assert noise == []  # neither Spark's banner nor tracebacks of its workers
     assert manifest_of(folder / "items").head_position == str(len(bodies) - 1)

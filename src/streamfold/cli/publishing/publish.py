@@ -165,7 +165,7 @@ def publish(
     config_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Publish tables of the PostgreSQL DATABASE as archives, until SIGTERM or SIGINT.
+    """Publish tables of the PostgreSQL DATABASE as archives, until a signal stops it.
 
     DATABASE is a URL, as in postgresql://user@host:5432/name, or STREAMFOLD_POSTGRES_DSN. The command
     runs a server, `ingest` and `snapshotter`, starts those again that die, and shows each table's

@@ -25,6 +25,7 @@ from streamfold.cli.publishing.plan import Plan
 from streamfold.cli.publishing.status import Screen, SlotWatch, StatusBoard
 from streamfold.cli.publishing.trimming import TrimFile, check_archives_have_what_was_trimmed
 from streamfold.cli.target import Target, find_target
+from streamfold.cli.terminal import stop_signals
 from streamfold.errors import ConflictError, RetryLaterError, StreamfoldError
 from streamfold.http_client import AsyncHttp, build_request
 from streamfold.ingest.postgres.connection import Database
@@ -70,21 +71,25 @@ class PublishRun:
         self._parts: dict[str, tuple[Part, asyncio.Task[None]]] = {}
 
     async def run(self, *, until: Lsn | None) -> None:
-        """Publish until SIGTERM or SIGINT, or until the archives have everything before `until`."""
+        """Publish until a signal stops it, or until the archives have everything before `until`."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        for number in stop_signals():
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             await self._unless_stopped(self._publish(until))
         finally:
             await self._stop_parts()
             self._slot.close()
 
-    def _on_signal(self) -> None:
-        if self._stop.is_set():
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number is signal.SIGHUP:
+            # The terminal is gone. Its shell and the kernel send one each: the second is no hurry.
+            self._screen.hang_up()
+        elif self._stop.is_set():
             self._hurry.set()
-            return
-        self._screen.note("Stopping: the last changes are written; Ctrl-C again to stop at once.")
+        else:
+            note = "Stopping: the last changes are written; Ctrl-C again to stop at once."
+            self._screen.note(note)
         self._stop.set()
 
     async def _unless_stopped(self, work: Awaitable[None]) -> None:

@@ -200,6 +200,8 @@ class Screen:
     def __init__(self, *, as_json: bool) -> None:
         self._output = Output(as_json=as_json)
         self._live = not as_json and sys.stdout.isatty()
+        self._at_terminal = sys.stdout.isatty() or sys.stderr.isatty()
+        self._closed = False
         self._lines: list[str] = []
         self._shown: dict[str, tuple[PublishedTable, float]] = {}
 
@@ -209,6 +211,8 @@ class Screen:
 
     def show(self, tables: Iterable[PublishedTable]) -> None:
         """Show the status of all tables."""
+        if self._closed:
+            return
         if self._live:
             size = shutil.get_terminal_size()
             lines = [inert(str(table))[: size.columns - 1] for table in tables]
@@ -229,12 +233,18 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Show a sentence beside the tables."""
+        if self._closed:
+            return
         lines = self._lines
         if self._live:
             self._draw([])
         self._output.note(text)
         if self._live:
             self._draw(lines)
+
+    def hang_up(self) -> None:
+        """Show nothing more if that went to a terminal, which is gone: a write to it would fail."""
+        self._closed = self._at_terminal
 
     def _draw(self, lines: list[str]) -> None:
         up = _UP.format(len(self._lines)) if self._lines else ""

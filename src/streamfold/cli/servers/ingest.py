@@ -20,6 +20,7 @@ from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import confirm, yes_option
 from streamfold.cli.parameters import FiniteFloat
 from streamfold.cli.target import FILE, Target, find_target
+from streamfold.cli.terminal import stop_signals
 from streamfold.extras import needing_extra
 from streamfold.wording import reason_of
 
@@ -136,7 +137,7 @@ def postgres(
     context: str | None,
     as_json: bool,
 ) -> None:
-    """Copy tables of PostgreSQL into streams, then follow their changes, until SIGTERM or SIGINT.
+    """Copy tables of PostgreSQL into streams, then follow their changes, until a signal stops it.
 
     Each table has a stream of its own, unless --stream names one for all. After a stop or a crash, the
     same command continues where the streams end: each change is in them once, in the order of commits.
@@ -283,13 +284,19 @@ async def _run(
         )
         ingesting = asyncio.create_task(ingest.run())
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ingesting.cancel)
+        for number in stop_signals():
+            loop.add_signal_handler(number, _stop, ingesting, number)
         try:
             await ingesting
         except asyncio.CancelledError:
             if not ingesting.cancelled():
                 raise
+
+
+def _stop(ingesting: asyncio.Task[None], number: signal.Signals) -> None:
+    # Both its shell and the kernel send SIGHUP when a terminal closes: the second one is no hurry.
+    if number is not signal.SIGHUP or not ingesting.cancelling():
+        ingesting.cancel()
 
 
 def trim_points(file: Path | None) -> dict[str, int]:

@@ -22,6 +22,7 @@ from streamfold.archive.formats import FORMATS
 from streamfold.blob import DESTINATIONS
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.menu import VerbGroup
+from streamfold.cli.terminal import stop_signals
 from streamfold.extensions import Registry
 from streamfold.extras import needing_extra
 from streamfold.snapshotter.config import Configuration, describe, load_configuration
@@ -110,7 +111,7 @@ def run(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Publish the tables until SIGTERM or SIGINT, then flush the last diffs.
+    """Publish the tables until SIGTERM, SIGINT or SIGHUP, then flush the last diffs.
 
     Exits with status 1 when a table could not be flushed, or when none is left to publish.
     """
@@ -183,7 +184,7 @@ def _publish(
         )
     jobs = table_jobs(configuration, os.environ)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
     if not (is_submitted() or is_local(settings.get("spark.master", "local"))):
         settings = with_package(settings, scratch)

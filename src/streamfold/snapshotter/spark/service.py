@@ -50,7 +50,11 @@ def snapshotter_session(
     Shows what Spark prints only if `verbose`.
     """
     session = open_session(
-        "streamfold snapshotter", settings=settings, defaults=_DEFAULTS, quiet=not verbose
+        "streamfold snapshotter",
+        settings=settings,
+        defaults=_DEFAULTS,
+        service=True,
+        quiet=not verbose,
     )
     session.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
     return session
