@@ -127,6 +127,13 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
     assert elsewhere.error["code"] == "conflict"
     assert "public.orders has no archive" in elsewhere.error["message"]
     assert "--recopy" in elsewhere.error["message"]
+    options = ("--to", str(tmp_path / "other"), "--state", state, "--on-trimmed", "publish")
+    async with shell.running(*command, *options) as third:
+        await until(third, lambda shown: shown.get("state") == "publishing")
+        third.send_signal(signal.SIGTERM)
+        assert (await ending_of(third)).status == 0
+    archive = await streamfold.archive.open(tmp_path / "other" / "public.orders")
+    assert archive.incomplete_before is not None
 
 
 async def until_trimmed(url: str) -> None:

@@ -51,9 +51,9 @@ class StreamTrimmedError(StreamfoldError):
         super().__init__(
             f"stream {stream!r} begins at record {first}: earlier ones were trimmed or aged out, so "
             f"table {table!r} would lack rows. Have the source write all rows again (`ingest postgres "
-            '--recopy`, `publish --recopy`), or set source.on_trimmed = "publish" to publish what is '
-            "left, marked as incomplete. If the stream holds the whole table from a later record on, "
-            "name that record in source.start"
+            '--recopy`, `publish --recopy`), or set source.on_trimmed = "publish" (`publish '
+            "--on-trimmed publish`) to publish what is left, marked as incomplete. If the stream holds "
+            "the whole table from a later record on, name that record in source.start"
         )
         self.stream, self.first = stream, first
 

@@ -88,6 +88,8 @@ class Plan:
     slot: str
     publication: str
     diff_interval: str
+    #: As `source.on_trimmed` in the configuration of the snapshotter.
+    on_trimmed: str
     #: As `decoder.mismatch` in the configuration of the snapshotter.
     mismatch: str
     #: By table: records that become dead letters.
@@ -161,6 +163,7 @@ class Plan:
         parts = [f'http = {{ host = "{_HOST}", port = {port} }}\n']
         for table in self.tables:
             source = {"server": url, "basin": self.basin, "stream": table.full_name} | token
+            source |= {"schema": table.schema, "table": table.name, "on_trimmed": self.on_trimmed}
             parts.append(
                 "[[tables]]\n"
                 f"key_fields = [{', '.join(map(_text, table.key))}]\n"
@@ -172,7 +175,7 @@ class Plan:
                 f"layout = {_text(self.layout)}\n"
                 f"retention = {{ keep_epochs = {self.keep_epochs} }}\n"
                 f"destinations = [{destination}]\n"
-                f"source = {_inline(source | {'schema': table.schema, 'table': table.name})}\n"
+                f"source = {_inline(source)}\n"
             )
         return "\n".join(parts)
 

@@ -30,6 +30,7 @@ with needing_extra(EXTRAS):
     from streamfold.ingest.postgres.connection import Database
     from streamfold.ingest.postgres.pgoutput import Lsn
     from streamfold.ingest.postgres.slot import current_lsn
+    from streamfold.snapshotter.config.model import PUBLISH, REFUSE
 
 #: Seconds between two notes of the ingester's position while no table changes: the status shows the
 #: lag, and --once waits for a note.
@@ -100,6 +101,14 @@ def _duration(_: click.Context, __: click.Parameter, value: str) -> str:
     help="How often changes are written.",
 )
 @click.option(
+    "--on-trimmed",
+    type=click.Choice((REFUSE, PUBLISH)),
+    default=REFUSE,
+    show_default=True,
+    help="A table without an archive whose stream has lost its beginning is refused, or published "
+    "as incomplete from what is left.",
+)
+@click.option(
     "--mismatch",
     type=click.Choice(("stop", "dead_letter")),
     default="stop",
@@ -157,6 +166,7 @@ def publish(
     recopy: bool,
     keep_streams: bool,
     diff_interval: str,
+    on_trimmed: str,
     mismatch: str,
     skip: tuple[str, ...],
     layout: str,
@@ -192,6 +202,7 @@ def publish(
         slot=slot,
         publication=publication,
         diff_interval=diff_interval,
+        on_trimmed=on_trimmed,
         mismatch=mismatch,
         skipped=skipped_records(skip, tables),
         layout=layout,

@@ -30,6 +30,7 @@ from streamfold.errors import ConflictError, RetryLaterError, StreamfoldError
 from streamfold.http_client import AsyncHttp, build_request
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.pgoutput import Lsn
+from streamfold.snapshotter.config.model import PUBLISH
 from streamfold.snapshotter.status import TableStatus
 
 #: Seconds between two looks at the parts.
@@ -202,7 +203,7 @@ class PublishRun:
         """Return whether all tables are copied; raises if one needs records that were trimmed."""
         if not self._board.all_copied:
             return False
-        if not self._plan.recopy:  # a new copy needs none
+        if not self._plan.recopy and self._plan.on_trimmed != PUBLISH:  # a new copy needs none
             try:
                 async with self._client() as client:
                     basin = open_basin(client, self._plan.basin)

@@ -97,6 +97,6 @@ async def check_archives_have_what_was_trimmed(plan: Plan, basin: S2Basin) -> No
         except ManifestNotFoundError:
             raise ConflictError(
                 f"table {table.full_name} has no archive in {folder}, and its stream was trimmed to "
-                "what followed an earlier archive: name that folder with --to, or copy the tables "
-                "again with --recopy"
+                "what followed an earlier archive: name that folder with --to, copy the tables again "
+                "with --recopy, or publish what is left as incomplete with --on-trimmed publish"
             ) from None
