@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,17 @@ import pytest
 from deltalake import DeltaTable
 
 from streamfold.archive import ArchiveWriter, Collector, Destination, Retention, TableSchema
-from streamfold.archive.engines.delta_log import LOG, has_delta_log, publish_delta_log
+from streamfold.archive.engines.delta_log import (
+    CHECKPOINT_INTERVAL,
+    HINT,
+    LOG,
+    has_delta_log,
+    publish_delta_log,
+)
 from streamfold.archive.formats import JsonlFormat, ParquetFormat
+from streamfold.blob import BlobStore
 from streamfold.errors import InvalidError, StorageError
+from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
 from tests.archive.reading import bucket_at, folder_at, names_by_id
 from tests.archive.tables import State, net_changes, new_ids, open_writer, rows
 from tests.s3 import S3Server
@@ -244,6 +253,53 @@ async def test_columns_without_a_value_and_bases_without_parquet_are_left_out(
     await writer.write_base([batch], "1", reason="forced")
     assert (await publish_delta_log(destination)).epochs == (2,)
     assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [{"id": 1}]
+
+
+class SlowHints(FaultyBlobStore):
+    """Names the newest checkpoint only once `proceed` is set."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner, ScriptedFaults())
+        self.naming, self.proceed = asyncio.Event(), asyncio.Event()
+
+    async def _pause(self, key: str) -> None:
+        if key == HINT:
+            self.naming.set()
+            await self.proceed.wait()
+
+    async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
+        await self._pause(key)
+        await super().put(key, data)
+
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        await self._pause(key)
+        return await super().put_if_absent(key, data)
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        await self._pause(key)
+        return await super().put_if_match(key, data, etag)
+
+
+async def test_a_slow_writer_never_names_an_older_checkpoint_than_the_newest(
+    tmp_path: Path,
+) -> None:
+    """The checkpoint that it wants to name may be gone, and readers look for it by its name."""
+    destination = folder_at(tmp_path)
+    table = await Table.open(destination)
+    for number in range(CHECKPOINT_INTERVAL + 1):
+        await table.rebase(f"name {number}")
+    slow = SlowHints(destination.blobs)
+    publishing = asyncio.create_task(publish_delta_log(replace(destination, blobs=slow)))
+    await slow.naming.wait()
+    for number in range(CHECKPOINT_INTERVAL):
+        await table.rebase(f"later name {number}")
+    await publish_delta_log(destination)
+    await collect(destination)
+    slow.proceed.set()
+    await asyncio.gather(publishing, return_exceptions=True)
+    named = json.loads((tmp_path / HINT).read_bytes())["version"]
+    assert named == max(int(path.name[:20]) for path in (tmp_path / LOG).glob("*.parquet"))
+    assert read(DeltaTable(tmp_path)) == table.states[-1]
 
 
 async def test_two_processes_that_publish_at_once_leave_one_whole_log(tmp_path: Path) -> None:

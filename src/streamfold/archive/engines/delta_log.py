@@ -30,9 +30,11 @@ from streamfold.archive.formats.parquet import loosened, visible
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
 from streamfold.archive.manifest.positions import PositionOrder, parse_time
 from streamfold.archive.schema import TableSchema
+from streamfold.blob.blob_store import BlobChangedError
 from streamfold.blob.local_files import finish
 from streamfold.errors import (
     BlobExistsError,
+    BlobNotFoundError,
     ConflictError,
     InvalidError,
     StorageError,
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
 
 #: The folder of the log, which Delta readers look for.
 LOG = "_delta_log/"
-#: Names the newest checkpoint; readers may ignore it.
+#: Names the newest checkpoint: readers list the log from there on, and some open it without a list.
+#: It never goes back to an older one, which may be deleted.
 HINT = LOG + "_last_checkpoint"
 #: Versions between two checkpoints: a reader fetches at most so many entries.
 CHECKPOINT_INTERVAL = 10
@@ -106,6 +109,12 @@ async def _publish(destination: Destination, manifest: Manifest) -> Published:
 
 def _bases(manifest: Manifest) -> Iterable[Artifact]:
     return (a for a in manifest.artifacts if a.is_base and "parquet" in a.formats)
+
+
+class _Hint(msgspec.Struct):
+    """What is needed of the hint."""
+
+    version: int
 
 
 class _LocalLog:
@@ -250,7 +259,39 @@ class _LocalLog:
             await self._blobs.put(name, data)
             self._checkpoints.add(version)
             if version == max(self._checkpoints):
-                await self._blobs.put(HINT, (self._folder / HINT).read_bytes())
+                await self._name_checkpoint(version, (self._folder / HINT).read_bytes())
+
+    async def _name_checkpoint(self, version: int, hint: bytes) -> None:
+        """Have the hint name a checkpoint, unless it names a newer one that exists."""
+        while True:
+            try:
+                stored, etag = await self._blobs.get_with_etag(HINT)
+            except BlobNotFoundError:
+                stored, etag = None, None
+            if stored is not None and await self._has_checkpoint(stored, version):
+                return
+            try:
+                if etag is None:
+                    await self._blobs.put_if_absent(HINT, hint)
+                else:
+                    await self._blobs.put_if_match(HINT, hint, etag)
+            except (BlobExistsError, BlobChangedError, BlobNotFoundError):
+                continue  # another writer was faster
+            return
+
+    async def _has_checkpoint(self, hint: bytes, version: int) -> bool:
+        """Return whether `hint` names a checkpoint of `version` or later that is in the log."""
+        try:
+            named = msgspec.json.decode(hint, type=_Hint).version
+        except msgspec.DecodeError:
+            return False
+        if named <= version:
+            return named == version
+        try:
+            await self._blobs.head(_checkpoint_key(named))
+        except BlobNotFoundError:
+            return False
+        return True
 
     async def _store_entry(self, name: str, data: bytes) -> None:
         try:
