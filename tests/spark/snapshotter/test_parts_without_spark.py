@@ -45,6 +45,7 @@ from streamfold.snapshotter.spark.errors_from_spark import (
     is_retryable,
 )
 from streamfold.snapshotter.spark.table.progress import CommitLog, commit_line
+from streamfold.snapshotter.spark.table.truncates import first_truncate
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
 from streamfold.snapshotter.spark.tasks.net import fill_unsent, has_unsent
 from streamfold.snapshotter.spark.tasks.results import (
@@ -61,10 +62,12 @@ from streamfold.snapshotter.status import (
 from streamfold.snapshotter.transactions import CLOSED
 from streamfold.spark import DataLossError, StreamGoneError
 from streamfold.spark.errors import CarriesErrors
+from streamfold.spark.stream.options import parse_source
+from streamfold.spark.stream.range_reads import Range
 from streamfold.testing.change_decoder_kit import records
 from tests.ports import free_port
 from tests.spark.server import Server
-from tests.spark.snapshotter.feeding import envelope
+from tests.spark.snapshotter.feeding import envelope, feed
 from tests.spark.snapshotter.tables import table_job, table_schema
 from tests.spark.snapshotter.waiting import wait_for
 
@@ -389,3 +392,16 @@ def test_one_record_and_one_row_are_logged_in_the_singular(
     diff = Artifact(kind="diff", from_position="5", change_count=2, commit_id="b", **at)
     assert commit_line(base, True, 0.5).startswith("base at 9 of epoch 2: 1 row, 70 bytes, 0.50 s")
     assert commit_line(diff, False, 0.5).startswith("diff (5, 9] of epoch 2: 2 rows, 70 bytes")
+
+
+def test_a_search_for_a_truncate_ends_after_a_piece_if_a_stop_waits_for_it(server: Server) -> None:
+    """The rest of a stream may take hours to read."""
+    stream, large = "long-search", "x" * 700_000
+    server.create(stream)
+    bodies = [envelope("c", {"id": n}, {"id": n, "name": large}) for n in range(8)]
+    for body in (*bodies, envelope("t")):
+        feed(server, stream, [body])
+    endpoint = parse_source({**server.options, "stream": stream}).endpoint
+    rest, decoder = Range(stream, 0, 9), EnvelopeDecoder(("id",))
+    assert first_truncate(endpoint, rest, decoder, lambda: False) == 8
+    assert first_truncate(endpoint, rest, decoder, lambda: True) is None

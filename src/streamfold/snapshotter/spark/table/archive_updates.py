@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 REQUESTED = "requested"
 #: Seconds between two looks at who owns the table, each a small request to the first destination.
 OWNER_CHECK_SECONDS = 10.0
+#: Seconds that a search for a record may take once the table is to stop: an orchestrator often grants
+#: 30 s in all.
+STOP_SEARCH_SECONDS = 10.0
 
 
 class ArchiveUpdates:
@@ -48,7 +51,9 @@ class ArchiveUpdates:
         events: TableEvents,
         progress: TableProgress,
         on_failure: Callable[[], None],
+        stopping: threading.Event | None = None,
     ) -> None:
+        """`stopping`: set when the table is to stop, which long searches must not hold up."""
         self._stream = stream
         self._pipeline = pipeline
         self._published = published
@@ -56,6 +61,7 @@ class ArchiveUpdates:
         self._events = events
         self._watch = progress
         self._on_failure = on_failure
+        self._stopping = stopping or threading.Event()
         self._log = CommitLog(stream.job.table)
         self._turn = threading.Lock()
         self._open = False
@@ -267,9 +273,15 @@ class ArchiveUpdates:
         """Continue at the record that empties the table after the one that does not fit.
 
         A copy that is repeated begins with such a record: nothing before it matters any more. Raises
-        the error if there is none.
+        the error if there is none, or if the search holds up a stop: the next run searches again.
         """
-        truncate = self._stream.first_truncate(error.seq_num + 1)
+        began = time.monotonic()
+
+        def give_up() -> bool:
+            took = time.monotonic() - began
+            return self._stopping.is_set() and took >= STOP_SEARCH_SECONDS
+
+        truncate = self._stream.first_truncate(error.seq_num + 1, give_up)
         if truncate is None:
             raise error
         logger.warning(

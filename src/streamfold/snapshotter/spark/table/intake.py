@@ -136,10 +136,14 @@ class TableStream(StreamEdges):
         newest = joined(spans)
         return None if newest is None else newest.last
 
-    def first_truncate(self, start: int) -> int | None:
-        """Return the first record from `start` on that empties the table; None if none does."""
+    def first_truncate(self, start: int, give_up: Callable[[], bool]) -> int | None:
+        """Return the first record from `start` on that empties the table; None if none does.
+
+        Also None if `give_up` ends the search, which may read all of a long stream.
+        """
         wanted = Range(self.job.stream, start, self.tail())
-        return first_truncate(parse_source(self._options()).endpoint, wanted, self.job.decoder)
+        endpoint = parse_source(self._options()).endpoint
+        return first_truncate(endpoint, wanted, self.job.decoder, give_up)
 
     def arrivals(self, start: int, end: int, held_from: int | None = None) -> Arrivals:
         """Return the records: read by the driver if they are few, and else by tasks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,10 +15,13 @@ from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch
 
 
-def first_truncate(endpoint: Endpoint, wanted: Range, decoder: ChangeDecoder) -> int | None:
+def first_truncate(
+    endpoint: Endpoint, wanted: Range, decoder: ChangeDecoder, give_up: Callable[[], bool]
+) -> int | None:
     """Return the first record in the range that empties the table; None if none does.
 
-    Reads the range piece by piece, in the memory of one.
+    Reads the range piece by piece, in the memory of one, and returns None between two of them if
+    `give_up` says so.
     """
     schema, timeout = arrow_schema(COLUMNS), answer_timeout(endpoint)
     for columns in read_range(endpoint, wanted, Wanted(), io_timeout=timeout):
@@ -27,6 +30,8 @@ def first_truncate(endpoint: Endpoint, wanted: Range, decoder: ChangeDecoder) ->
             truncates = changes["seq_num"].filter(pc.equal(changes["op"], "truncate"))
             if len(truncates):
                 return int(truncates[0].as_py())
+        if give_up():
+            return None
     return None
 
 

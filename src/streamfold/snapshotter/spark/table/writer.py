@@ -178,7 +178,13 @@ class TableWriter:
         stream = TableStream(spark, self.job, self._most_bytes)
         pipeline = TablePipeline(spark, self.job, self._published, self._now, stream)
         updates = ArchiveUpdates(
-            stream, pipeline, self._published, self._events, self._watch, self._woken.set
+            stream,
+            pipeline,
+            self._published,
+            self._events,
+            self._watch,
+            self._woken.set,
+            self._stopping,
         )
         self._server = server = self._server_watch(updates, stream)
         with self._beginning:
