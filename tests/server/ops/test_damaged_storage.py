@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s2_sdk
+from s2_sdk import AppendInput
 
 from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
 from streamfold.model.records import Record
@@ -22,6 +24,7 @@ from streamfold.store.damage import StreamDamagedError
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.read_only import open_read_only
 from streamfold.store.store import open_store
+from tests.sdk import sdk_client
 from tests.server.conftest import configuration
 from tests.server.raw_h2 import H2Client, h2_client
 from tests.store.damaged_tables import Place, Table, only_table
@@ -209,8 +212,11 @@ async def test_a_store_whose_own_rows_are_damaged_takes_no_changes(
     async with serving(tmp_path) as client:
         for basin, stream, _ in tails():
             status, body = await client.append(basin, stream)
-            assert (status, body["code"]) == (500, "storage")
-        assert (await client.create(BASINS[0], "new-stream"))[0] == 500
+            # Definite: S2's clients neither repeat it nor take it for an append that may have happened.
+            assert (status, body["code"]) == (409, "store_damaged")
+            assert "storage is damaged" in body["message"]
+        status, body = await client.create(BASINS[0], "new-stream")
+        assert (status, body["code"]) == (409, "store_damaged")
         _, ready = await client.get("/ready")
         assert "the store takes no changes" in ready["degraded"]
     damaged.path.write_bytes(before)
@@ -221,6 +227,24 @@ async def test_a_store_whose_own_rows_are_damaged_takes_no_changes(
             assert await client.read_all(basin, stream, tail) == ([range(tail)], [])
             status, ack = await client.append(basin, stream)
             assert (status, ack["start"]["seq_num"]) == (200, tail)
+
+
+async def test_the_official_client_takes_a_refusal_because_of_damage_for_definite(
+    damaged: Table, tmp_path: Path
+) -> None:
+    """It repeats a 500, and after one the outcome of an append is unknown."""
+    damaged.flip(Place.FIRST_BLOCK)
+    settings = configuration(location=tmp_path.as_uri())
+    batch = AppendInput([s2_sdk.Record(b"a")])
+    async with running_server(settings) as server, sdk_client(server.url) as client:
+        target = client.basin(BASINS[0]).stream(STREAMS[0])
+        with pytest.raises(s2_sdk.S2ServerError) as refused:
+            await target.append(batch)
+        with pytest.raises(s2_sdk.S2ServerError) as ended:
+            async with target.append_session() as session:
+                await (await session.submit(batch))
+        for error in (refused.value, ended.value):
+            assert (error.status_code, error.code) == (409, "store_damaged")
 
 
 async def test_a_stream_whose_last_records_are_damaged_takes_more(
@@ -328,7 +352,7 @@ async def test_a_subscription_that_cannot_be_read_does_not_count_as_missing(tmp_
     async with running_server(settings) as server, h2_client(server.port) as h2:
         for id_ in (path, f"{path}-not"):
             asked = [await ask(method, id_, body) for method in ("GET", "PUT", "DELETE")]
-            assert (asked, await ask("POST", f"{id_}/ack", b"{}")) == ([500] * 3, 500)
+            assert (asked, await ask("POST", f"{id_}/ack", b"{}")) == ([500, 409, 409], 409)
     table.flip(Place.INDEX)  # back to what was written
     async with running_server(settings) as server, h2_client(server.port) as h2:
         assert await ask("GET", path) == 200

@@ -24,6 +24,7 @@ from streamfold.errors import (
 )
 from streamfold.server.http.bodies import NO_STORE, answer_json
 from streamfold.server.http.headers import Headers
+from streamfold.server.http.problems import may_change
 from streamfold.server.http.request import Request
 from streamfold.store.catalog.staged_parts import StagedPartsFullError
 from streamfold.wire.durable_streams import snapshot_parts
@@ -59,7 +60,7 @@ async def write_problem(request: Request, error: Exception, *, path: str) -> Non
         text = shown_message(error, request.hidden_prefix)
         problem = {"code": error.code, "message": text}
     else:
-        status, body = describe_failure(error, request.hidden_prefix)
+        status, body = describe_failure(error, request.hidden_prefix, changes=may_change(request))
         problem = msgspec.Raw(body)
     await answer_json(request, problem, status, (NO_STORE, *_details(error, path)))
 

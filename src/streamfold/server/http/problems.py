@@ -56,6 +56,11 @@ async def answer_problem(request: Request, error: Exception, write: ProblemWrite
         await write(request, error)
 
 
+def may_change(request: Request) -> bool:
+    """Whether the request would have changed something: a refusal says that it did not."""
+    return request.method not in ("GET", "HEAD")
+
+
 def log_failure(error: Exception) -> None:
     """Log what the client is not shown: unexpected errors, and which file or key storage failed at."""
     if not isinstance(error, StreamfoldError):

@@ -153,7 +153,7 @@ class AppendSession:
         if end is None:
             await stream.close()
         else:
-            await end_frames(stream, end)
+            await end_frames(stream, end, changes=True)
 
     async def _read(self) -> None:
         try:

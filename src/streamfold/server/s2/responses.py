@@ -14,7 +14,7 @@ from streamfold.model.positions import STREAM_START
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import LIGHT_BYTES
-from streamfold.server.http.problems import drop_traceback, log_failure
+from streamfold.server.http.problems import drop_traceback, log_failure, may_change
 from streamfold.server.http.request import Request
 from streamfold.server.http.response_stream import Buffer, ResponseStream
 from streamfold.server.live_reads import SharedEncodings
@@ -41,7 +41,7 @@ _FULL_RETRY_MS, _FULL_RETRY = b"1000", b"1"
 
 async def write_problem(request: Request, error: Exception) -> None:
     """Answer a request that failed before its response began."""
-    failure = describe_failure(error, request.hidden_prefix)
+    failure = describe_failure(error, request.hidden_prefix, changes=may_change(request))
     headers = [JSON]
     if isinstance(error, StoreClosingError):
         headers.append((RETRY_AFTER_MS.encode(), DRAINED_RETRY_MS))
@@ -50,9 +50,10 @@ async def write_problem(request: Request, error: Exception) -> None:
     await request.respond(failure.status, headers, failure.body)
 
 
-async def end_frames(stream: ResponseStream, error: Exception) -> None:
-    """End a session of frames that failed; nothing may follow."""
-    await stream.send(frames.encode_terminal(_describe(error, stream.hidden_prefix)))
+async def end_frames(stream: ResponseStream, error: Exception, *, changes: bool = False) -> None:
+    """End a session of frames that failed, which `changes` a stream or reads it; nothing may follow."""
+    failure = _describe(error, stream.hidden_prefix, changes=changes)
+    await stream.send(frames.encode_terminal(failure))
     await stream.close()
 
 
@@ -62,10 +63,10 @@ async def end_events(stream: ResponseStream, error: Exception) -> None:
     await stream.close()
 
 
-def _describe(error: Exception, hidden_prefix: str) -> Failure:
+def _describe(error: Exception, hidden_prefix: str, *, changes: bool = False) -> Failure:
     log_failure(error)
     drop_traceback(error)
-    return describe_failure(error, hidden_prefix)
+    return describe_failure(error, hidden_prefix, changes=changes)
 
 
 #: Bytes of a part of a batch that is worth to be sent from where it is in memory.

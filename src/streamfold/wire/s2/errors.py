@@ -138,6 +138,10 @@ OWN_CODES: Final[dict[str, _Code]] = {
     "stream_closed": _Code(409, True),
     "stream_forked": _Code(409, True),
     "snapshot_conflict": _Code(409, True),
+    # Of changes alone: a read that needs damaged rows is `storage`. S2's clients repeat a 500, and
+    # after it do not know whether an append happened.
+    "stream_damaged": _Code(409, True),
+    "store_damaged": _Code(409, True),
     "position_trimmed": _Code(410, True),
     "too_large": _Code(413, True),
     "staged_parts_limit": _Code(429, True),
@@ -149,6 +153,7 @@ OWN_CODES: Final[dict[str, _Code]] = {
 }
 
 _KNOWN: Final = CODES | OWN_CODES
+_DAMAGED: Final = ("stream_damaged", "store_damaged")
 
 #: For errors whose own code the protocol does not know: the first class that matches decides.
 _BY_CLASS: Final[tuple[tuple[type[StreamfoldError], str], ...]] = (
@@ -171,10 +176,13 @@ class Failure(NamedTuple):
     body: bytes
 
 
-def describe_failure(error: Exception, hidden_prefix: str = "") -> Failure:
+def describe_failure(
+    error: Exception, hidden_prefix: str = "", *, changes: bool = False
+) -> Failure:
     """The one answer to `error`; a foreign error reveals nothing.
 
-    `hidden_prefix` is the prefix that the caller's stream names lack, and must not see.
+    `hidden_prefix` is the prefix that the caller's stream names lack, and must not see. `changes` says
+    whether the request would have changed something.
     """
     match error:
         case FencingTokenMismatchError():
@@ -185,7 +193,7 @@ def describe_failure(error: Exception, hidden_prefix: str = "") -> Failure:
             tail = {"seq_num": error.tail_seq_num, "timestamp": error.tail_timestamp}
             return Failure(416, _json({"tail": tail}))
         case StreamfoldError():
-            return _coded(code_of(error), shown_message(error, hidden_prefix))
+            return _coded(code_of(error, changes=changes), shown_message(error, hidden_prefix))
         case _:
             return _coded("other", "the server failed unexpectedly: see its log")
 
@@ -213,8 +221,10 @@ def hide_prefix(text: str, hidden_prefix: str) -> str:
     return text.replace(f"'{escaped}", "'").replace(f'"{plain}', '"')
 
 
-def code_of(error: StreamfoldError) -> str:
+def code_of(error: StreamfoldError, *, changes: bool = False) -> str:
     """The protocol's code for `error`: never a clean one unless the error is definite."""
+    if error.code in _DAMAGED and not changes:
+        return "storage"
     code = error.code if error.code in _KNOWN else _code_by_class(error)
     if _KNOWN[code].clean and not error.definite:
         return "storage"
