@@ -9,7 +9,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from streamfold.errors import InvalidError, SnapshotConflictError, SnapshotNotFoundError
+from streamfold.errors import (
+    DataCorruptError,
+    InvalidError,
+    SnapshotConflictError,
+    SnapshotNotFoundError,
+)
 from streamfold.model.names import BasinName, StreamName
 from streamfold.model.resources import OCTETS, StreamStatus
 from streamfold.server.http.bodies import NO_STORE, answer_json, limited_chunks
@@ -216,8 +221,8 @@ class Snapshots:
             *self._headers(snapshot),
             *([UP_TO_DATE] if snapshot.seq_num == status.tail else []),
         ]
-        await request.reserve_answer(2 * READ_PIECE)
-        async with aclosing(durable.snapshot_pieces(snapshot)) as pieces:
+        await request.reserve_answer(3 * READ_PIECE)
+        async with aclosing(self._pieces(snapshot)) as pieces:
             # Before the head: a snapshot that is being collected is missing, not broken off.
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
@@ -280,7 +285,7 @@ class Snapshots:
         separator = responses.boundary(os.urandom(responses.BOUNDARY_RANDOM_MIN))
         updates = await request.offload(_multipart, parts, separator)
         del parts
-        request.shrink_answer(sum(map(len, updates)) + 2 * READ_PIECE)
+        request.shrink_answer(sum(map(len, updates)) + 3 * READ_PIECE)
         at = "-1" if snapshot is None else self._show(snapshot.seq_num)
         headers = [
             (b"content-type", responses.multipart_type(separator).encode()),
@@ -307,10 +312,23 @@ class Snapshots:
         await stream.close()
 
     async def _pieces(self, snapshot: Snapshot | None) -> AsyncGenerator[bytes]:
-        if snapshot is not None:
-            async with aclosing(self._store.durable.snapshot_pieces(snapshot)) as pieces:
-                async for piece in pieces:
-                    yield piece
+        """Yield the bytes of a snapshot; the last ones only if all are those that were published."""
+        if snapshot is None:
+            return
+        digest, last = SnapshotDigest(snapshot.content_type), b""
+        async with aclosing(self._store.durable.snapshot_pieces(snapshot)) as pieces:
+            async for piece in pieces:
+                if last:
+                    yield last
+                digest.update(piece)
+                last = piece
+        if digest.hexdigest() != snapshot.digest:
+            raise DataCorruptError(
+                f"blob {snapshot.blob!r} of the snapshot at {snapshot.seq_num} is damaged: its digest "
+                f"is {digest.hexdigest()}, not {snapshot.digest}: restore it from a backup, or "
+                "publish a newer snapshot"
+            )
+        yield last
 
     async def _updates(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -316,3 +317,20 @@ async def test_snapshots_do_not_outlive_their_stream(web: httpx.AsyncClient, str
     await web.put(stream, headers=JSON, content=b"[0,1,2,3]")
     assert (await web.get(f"{stream}/snapshot")).status_code == 404
     assert (await web.get(f"{stream}/snapshots")).json() == {"snapshots": []}
+
+
+@pytest.mark.parametrize("flipped", [0, 1 << 20, (5 << 19) - 1], ids=["first", "middle", "last"])
+async def test_a_damaged_snapshot_never_arrives_whole(tmp_path: Path, flipped: int) -> None:
+    state = bytes(5 << 19)  # two pieces and a half
+    async with (
+        running_server(configuration(location=tmp_path.as_uri())) as server,
+        browsing(server) as web,
+    ):
+        await web.put(JSON_STREAM, headers=JSON, content=b"[0]")
+        assert (await publish(web, JSON_STREAM, token(1), state)).status_code == 204
+        assert (await web.get(f"{JSON_STREAM}/snapshot/{token(1)}")).content == state
+        (blob,) = (tmp_path / "snapshots").glob("*/*-*")
+        blob.write_bytes(state[:flipped] + b"\1" + state[flipped + 1 :])
+        for path in (f"snapshot/{token(1)}", "bootstrap"):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await web.get(f"{JSON_STREAM}/{path}")

@@ -56,6 +56,19 @@ async def test_a_snapshot_whose_blob_is_lost_is_refused_without_its_path_and_key
     check_secrecy(answer, tmp_path, blob.name, caplog.text)
 
 
+@pytest.mark.parametrize("path", [f"{S2}/snapshot/0", f"{S2}/bootstrap"])
+async def test_a_snapshot_with_a_flipped_bit_is_refused_without_its_path_and_key(
+    h2: H2Client, tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await publish(h2, f"{S2}/snapshot/0")).status == 204
+    (blob,) = (tmp_path / "snapshots").glob("*/*-*")
+    blob.write_bytes(b"stale")
+    answer = await h2.exchange("GET", path, (("s2-basin", BASIN),))
+    assert answer.status == 500
+    assert blob.name.encode() not in answer.body
+    assert f"{blob.name}' of the snapshot at 0 is damaged" in caplog.text
+
+
 @pytest.mark.parametrize("path", [f"{S2}/snapshot/0", f"{DURABLE}/snapshot/{format_offset(0)}"])
 async def test_a_snapshot_that_cannot_be_written_is_refused_without_its_path_and_key(
     h2: H2Client, tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
