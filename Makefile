@@ -11,7 +11,7 @@ NEEDS_PYTHON := $(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is need
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-check test lint prove bench docs clean
+.PHONY: help demo demo-check test lint audit prove bench docs clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -32,6 +32,11 @@ lint: $(READY) ## Check style, types and layers only
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: $(READY) ## Check licences and security advisories of all dependencies; write build/sbom.cdx.json
+	$(BIN)/python .ci/dependencies.py licences
+	$(BIN)/python .ci/dependencies.py sbom build/sbom.cdx.json
+	$(BIN)/python .ci/dependencies.py advisories $(ARGS)
 
 prove: $(READY) ## Run the long proofs: simulation, crash test, adversary, random state machine, attacks
 	$(BIN)/python -m streamfold.testing.simulation --first $$(date +%s) --seeds 3000
@@ -72,7 +77,7 @@ docs: $(READY) ## Build the documentation site into site/; fails on any warning
 	@echo 'Open site/index.html'
 
 clean: ## Remove the environment and everything generated
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results site docs/reference/generated
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results build site docs/reference/generated
 	find . \( -name __pycache__ -o -name node_modules \) -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-demo: pyproject.toml constraints.txt
