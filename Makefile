@@ -38,14 +38,8 @@ audit: $(READY) ## Check licences and security advisories of all dependencies; w
 	$(BIN)/python .ci/dependencies.py sbom build/sbom.cdx.json
 	$(BIN)/python .ci/dependencies.py advisories $(ARGS)
 
-prove: $(READY) ## Run the long proofs: simulation, crash test, adversary, random state machine, attacks
-	$(BIN)/python -m streamfold.testing.simulation --first $$(date +%s) --seeds 3000
-	$(BIN)/python -m tests.store.crash --kills 150
-	$(BIN)/python -m streamfold.testing.adversary --rounds 150
-	$(BIN)/python -m streamfold.testing.adversary --rounds 60 --storage s3
-	$(BIN)/pytest tests/deploy/prove_chart.py tests/deploy/prove_unit.py tests/cli/prove_completion.py # helm, systemd-analyze, zsh and fish
-	STREAMFOLD_PROVE=1 $(BIN)/pytest --timeout 0 tests/store/test_state_machine.py tests/store/engine/test_power_cut.py tests/store/test_writer_fencing.py tests/follow/test_interleavings.py tests/spark/snapshotter/test_kills.py tests/cli/test_exit_status.py tests/server/http/test_unread_answers.py tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py tests/server/test_loop_lag.py tests/server/test_fuzz.py tests/ingest/test_kills.py tests/ingest/test_large_transactions.py tests/ingest/test_failover.py tests/ingest/test_faults.py tests/ingest/test_publish.py tests/server/console/test_records.py
-	$(BIN)/pytest tests/interop/prove_laredo.py # LAREDO_SOURCE=CHECKOUT where Go's proxy does not have Laredo
+prove: $(READY) ## Run the long proofs with fresh seeds, in turn, and end with one table (PROOFS='kills simulation', ARGS=--short)
+	$(BIN)/python -m tests.prove $(ARGS) $(PROOFS)
 
 bench: $(READY) ## Measure everything for three hours, beside something named (PEERS='--peer s2-lite=URL'); writes docs/benchmarks/
 	$(BIN)/python -m bench.machine

@@ -16,9 +16,9 @@ from streamfold.archive import Destination
 from tests.archive.tables import open_writer, rows
 from tests.cli.commands import COMMAND
 from tests.interop.serving import serving
+from tests.proving import PROVING
 from tests.s3 import S3Server
 
-PROVING = "STREAMFOLD_PROVE" in os.environ
 RUNS = 200 if PROVING else 3
 #: Busy loops beside the programs: with idle processors a native thread is never late. Other tests
 #: keep the processors busy, too, and would be slowed down.

@@ -38,6 +38,7 @@ from streamfold.testing.stream_faults import (
     StreamFaultKind,
 )
 from tests.follow.ledger import SMALL, KilledError, Ledger, Watched, fold, initial, no_sleep
+from tests.proving import seeds
 
 KINDS = ["external", "record", "framed"]
 STREAM_FAULTS = [
@@ -104,7 +105,7 @@ async def test_each_call_to_the_blob_store_may_fail(operation: Operation, fault:
         await scenario(ledger, ledger.stream, "external", blobs)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(4, proving=200))
 @pytest.mark.parametrize("kind", KINDS)
 async def test_many_calls_may_fail(kind: str, seed: int) -> None:
     rng = random.Random(seed)

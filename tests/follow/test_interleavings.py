@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from streamfold.follow import MemoryStream, Snapshots, auto, external, in_stream
 from streamfold.follow.encoding.stream_writer import Sizes
 from streamfold.follow.snapshots.taker import Outcome, RetentionRules, SnapshotTaker
 from tests.follow.ledger import SMALL, KilledError, Ledger, State, Watched
+from tests.proving import PROVING
 
 T = TypeVar("T")
 KINDS = st.sampled_from(["external", "external+trim", "record", "framed", "auto"])
@@ -183,8 +183,6 @@ def _in_stream_knowing(everywhere: Snapshots[State]) -> Snapshots[State]:
 
 
 #: `make prove` runs many more examples, at random; CI runs the same few every time.
-PROVING = "STREAMFOLD_PROVE" in os.environ
-
 Interleavings.TestCase.settings = settings(
     max_examples=2000 if PROVING else 60,
     stateful_step_count=30,

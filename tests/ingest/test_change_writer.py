@@ -22,6 +22,7 @@ from streamfold.ingest.postgres.pgoutput import Relation, decode_message
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Record, metered_size
 from streamfold.records.plain import parse_record
 from streamfold.records.protobuf import fields
+from tests.proving import seeds
 
 #: Number, name, key, and columns with their types.
 TABLES = (
@@ -228,7 +229,7 @@ def _kernel() -> None:
 
 
 @pytest.mark.parametrize("one_stream", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, proving=50))
 def test_the_kernel_yields_the_records_of_the_encoder(seed: int, one_stream: bool) -> None:
     messages = list(Messages(seed).transactions(150))
     plain = one_by_one(messages, made(one_stream=one_stream))
@@ -239,7 +240,7 @@ def test_the_kernel_yields_the_records_of_the_encoder(seed: int, one_stream: boo
     assert quick == plain
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(10, proving=1000))
 def test_the_kernel_fails_on_hostile_bytes_as_the_encoder_does(seed: int) -> None:
     source = Messages(seed, bad=0.01)
     messages = list(source.damaged(list(source.transactions(30))))

@@ -19,8 +19,8 @@ from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import binaries, execute, following, temporary_postgres
+from tests.proving import PROVING
 
-PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
 CHOSEN = IngestOptions(("t",), heartbeat=0.2)
 
 
@@ -101,7 +101,7 @@ async def ingested(uri: str, s2: S2, number: int, replica: Replica | None = None
 
 
 #: Each takes a primary and a replica.
-CASES = {"commits lost": True} | ({"all commits": False} if PROVE else {})
+CASES = {"commits lost": True} | ({"all commits": False} if PROVING else {})
 
 
 @pytest.mark.parametrize("lost", CASES.values(), ids=CASES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import threading
@@ -17,12 +16,12 @@ from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import stream
 from tests.ingest.postgres import database_name, execute, following, restart, temporary_postgres
 from tests.ingest.processes import Serving, kill, line_with, start
+from tests.proving import PROVING
 
-PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
-ROUNDS = 20 if PROVE else 3
+ROUNDS = 20 if PROVING else 3
 ROWS = 5_000
 #: Copies within which a part is killed, and rows of their table: for several appends.
-COPIES = 20 if PROVE else 2
+COPIES = 20 if PROVING else 2
 COPIED = 20_000
 END = 10_000_000
 

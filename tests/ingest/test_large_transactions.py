@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 
@@ -17,10 +16,11 @@ from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.postgres import database_name, execute
 from tests.ingest.processes import Serving, kill, line_with, start
+from tests.proving import PROVING
 
 MIB = 1 << 20
 #: Bytes of one transaction, and of a row.
-SIZE = (1024 if os.environ.get("STREAMFOLD_PROVE") else 64) * MIB
+SIZE = (1024 if PROVING else 64) * MIB
 ROW = 16 << 10
 #: Bytes by which an ingester may grow: a few batches, as they are read, encoded and sent.
 GROWTH_MAX = 48 * MIB

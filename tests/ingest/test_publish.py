@@ -23,13 +23,13 @@ from streamfold.follow.clients.s2 import S2Client
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.cli.documented_json import documented
 from tests.ingest.postgres import database_name, execute
+from tests.proving import PROVING
 from tests.sdk import sdk_client
 
 #: Enough for a trim of the stream.
 ROWS = 1500
 #: The objects that the reference has for the verb.
 DOCUMENTED = documented("publish")
-PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
         url = (await until(second, lambda shown: "server" in shown))["server"]
         # Spark takes long to start: for a quick test, the kills come before it has.
         await until(
-            second, lambda shown: shown.get("state") == ("publishing" if PROVE else "following")
+            second, lambda shown: shown.get("state") == ("publishing" if PROVING else "following")
         )
         for verb, given in (("serve", False), ("ingest", True)):
             variables = (await part(second, verb)).environ()
@@ -110,10 +110,12 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
         await until(second, lambda shown: shown.get("state") == "publishing")
         await until_trimmed(url)
         # The ingester resumes from the last record, the snapshotter from its archive.
-        for verb in ("serve", "ingest", *(["snapshotter"] if PROVE else [])):
+        for verb in ("serve", "ingest", *(["snapshotter"] if PROVING else [])):
             execute(orders, f"UPDATE orders SET item = 'trimmed, {verb}' WHERE id % 13 = 0")
             (await part(second, verb)).kill()
-        if PROVE:  # Spark starts again: before it has, a stop leaves the last changes in the stream
+        if (
+            PROVING
+        ):  # Spark starts again: before it has, a stop leaves the last changes in the stream
             await until(second, lambda shown: shown.get("state") != "publishing")
             await until(second, lambda shown: shown.get("state") == "publishing")
         execute(orders, "INSERT INTO orders VALUES (0, 'last', NULL)")

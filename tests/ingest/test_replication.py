@@ -20,6 +20,7 @@ from streamfold.ingest.postgres.libpq_kernel import BYTES, MESSAGES
 from streamfold.ingest.postgres.pgoutput import Insert, Lsn, decode_message, parse_lsn
 from streamfold.ingest.postgres.replication import Received, Replication, split_messages
 from tests.ingest.postgres import database_name, execute
+from tests.proving import seeds
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +59,7 @@ def by_kernel(found: Sequence[bytes]) -> Received:
 
 
 @pytest.mark.parametrize("damaged", [0.0, 0.01, 0.5])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(10, proving=1000))
 def test_the_kernel_splits_messages_as_python_does(seed: int, damaged: float) -> None:
     found = protocol_messages(random.Random(seed), damaged=damaged)
     assert outcome_of(by_kernel, found) == outcome_of(split_messages, found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
-import os
 import resource
 import socket
 import sys
@@ -18,10 +17,12 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.proving import PROVING
+
 BASIN = "test-basin"
 MIB = 1 << 20
 #: Whether attacks are as large as they were found, as `make prove` has it.
-LARGE = bool(os.environ.get("STREAMFOLD_PROVE"))
+LARGE = PROVING
 #: Names of the kernel that Python does not have.
 _PR_CAPBSET_DROP, _CAP_NET_ADMIN = 24, 12
 _LIBC = ctypes.CDLL(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.cli.commands import Shell, line_of
+from tests.proving import PROVING
 from tests.server.raw_h2 import H2Client, h2_client
 
 HEADERS = (("s2-basin", "test-basin"), ("content-type", "application/json"))
@@ -20,7 +20,7 @@ STREAMS = 250
 #: Appends that are under way at a time.
 TOGETHER = 50
 #: Kills and stops in turn.
-ROUNDS = 50 if os.environ.get("STREAMFOLD_PROVE") else 1
+ROUNDS = 50 if PROVING else 1
 
 
 @asynccontextmanager

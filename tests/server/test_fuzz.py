@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import string
 from urllib.parse import quote
@@ -12,6 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from streamfold.server.main import Server, running_server
+from tests.proving import seeds
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.hostile import Hostiles
 from tests.server.raw_h1 import H1Client, h1_client
@@ -20,7 +20,7 @@ from tests.server.raw_h2 import H2Client
 REQUESTS = 400
 #: Each request takes a connection of its own.
 HOSTILE_REQUESTS = 500
-HOSTILE_SEEDS = 50 if os.environ.get("STREAMFOLD_PROVE") else 4
+HOSTILE_SEEDS = seeds(4, proving=50)
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 PATHS = (
@@ -116,7 +116,7 @@ class Chaos:
         return chosen
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, proving=50))
 async def test_no_request_makes_the_server_fail(server: Server, h2: H2Client, seed: int) -> None:
     chaos = Chaos(seed)
     statuses = set()
@@ -134,7 +134,7 @@ async def test_no_request_makes_the_server_fail(server: Server, h2: H2Client, se
     assert (await h2.exchange("GET", "/health")).status == 200
 
 
-@pytest.mark.parametrize("seed", range(HOSTILE_SEEDS))
+@pytest.mark.parametrize("seed", HOSTILE_SEEDS)
 async def test_hostile_bytes_are_answered_and_leave_no_traceback(
     seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:

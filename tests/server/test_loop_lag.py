@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 
 from streamfold.errors import StreamfoldError
 from streamfold.wire.json_scan import Limits, split_json
+from tests.proving import PROVING
 from tests.server.attacks import (
     BYTES,
     JSON,
@@ -37,7 +37,7 @@ from tests.server.attacks import (
 )
 
 #: Bytes of the bodies: all that is taken when there is time for it.
-SIZE = 32 << 20 if os.environ.get("STREAMFOLD_PROVE") else 2 << 20
+SIZE = 32 << 20 if PROVING else 2 << 20
 #: Milliseconds of processor time in one go, in the best of `TRIES`. The bound is 50 on any machine.
 WORK_MAX = 50.0
 TRIES = 3

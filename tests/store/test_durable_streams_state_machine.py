@@ -8,7 +8,6 @@ the model says.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -39,6 +38,7 @@ from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
+from tests.proving import PROVING
 from tests.store.conftest import BASIN
 from tests.store.durable_streams import append, create, fork_of, read
 
@@ -334,8 +334,6 @@ def made(outcome: tuple[StreamStatus, bool] | StreamfoldError) -> bool:
 
 
 #: `make prove` runs many more examples, at random; CI runs the same few every time.
-PROVING = "STREAMFOLD_PROVE" in os.environ
-
 DurableMachine.TestCase.settings = settings(
     max_examples=1000 if PROVING else 40,
     stateful_step_count=30,

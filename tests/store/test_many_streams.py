@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -33,6 +32,7 @@ from streamfold.store import mount as mount_module
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.rows import StreamRow
 from streamfold.testing.engine_faults import CommitFault
+from tests.proving import PROVING
 from tests.store import durable_streams
 from tests.store.conftest import BASIN, Bench, Clock, bodies
 from tests.store.many_streams import (
@@ -44,9 +44,8 @@ from tests.store.many_streams import (
     watch,
 )
 
-PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
 #: Streams of the test that has many.
-STREAMS = 1_000_000 if PROVE else 600
+STREAMS = 1_000_000 if PROVING else 600
 
 
 @pytest.fixture

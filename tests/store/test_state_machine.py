@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import os
-
 from hypothesis import HealthCheck, settings
 
 from streamfold.store.engine.engine import Engine, EngineOpener
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.testing.store_machine import StoreMachine
+from tests.proving import PROVING
 
 
 class SlateMachine(StoreMachine):
@@ -21,8 +20,6 @@ class SlateMachine(StoreMachine):
 
 
 #: `make prove` runs many more examples, at random; CI runs the same few every time.
-PROVING = "STREAMFOLD_PROVE" in os.environ
-
 SlateMachine.TestCase.settings = settings(
     max_examples=1000 if PROVING else 30,
     stateful_step_count=25,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,13 +14,14 @@ from streamfold.model.records import Record
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from tests.proving import seeds
 from tests.s3 import S3Server
 from tests.store.crash.ledger import Event, Ledger, Stored
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.process import WriterProcess
 from tests.store.crash.verify import BASIN, read_all, verify
 
-SEEDS = range(2 if "STREAMFOLD_PROVE" in os.environ else 1)
+SEEDS = seeds(1, proving=5)
 #: Short, so that upkeep of both writers gets into each other's way. Seconds.
 SETTINGS = StoreSettings(upkeep_interval=0.05, trim_grace=0)
 STREAM = STREAMS[0]

@@ -12,6 +12,7 @@ from streamfold.archive.events import Event, EventSink, MemorySink
 from streamfold.testing.blob_faults import FaultyBlobStore, Operation, SeededFaults
 from streamfold.testing.event_faults import FaultyEventSink, SeededEventFaults
 from tests.archive.events.feeds import Table, new_dispatcher, running, without_repetitions
+from tests.proving import seeds
 
 #: Commits, prunings and dispatchers in one history.
 STEPS = 30
@@ -109,7 +110,7 @@ class History:
         self.was_pruned = True
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3, proving=100))
 async def test_no_history_loses_an_event_or_hides_a_gap(seed: int) -> None:
     history = History(await Table.create(Destination.open("memory:table")), seed)
     for _ in range(STEPS):

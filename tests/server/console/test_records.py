@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
+from tests.proving import PROVING
 from tests.server.console.conftest import BASIN, STREAM, ConsoleServer
 
 
@@ -213,7 +213,7 @@ def test_a_malformed_filter_is_explained_and_can_be_corrected(
 
 
 def test_many_records_are_scrolled_with_few_rows_drawn(server: ConsoleServer, page: Page) -> None:
-    count = 100_000 if "STREAMFOLD_PROVE" in os.environ else 20_000
+    count = 100_000 if PROVING else 20_000
     stream = filled(server, "many", count)
     page.goto(server.page("basins", BASIN, stream))
     expect(rows(page).filter(has_text=f"number {count - 1}.")).to_be_visible()

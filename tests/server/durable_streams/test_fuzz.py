@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from streamfold.server.main import Server
+from tests.proving import seeds
 from tests.server.durable_streams.conftest import token
 from tests.server.raw_h2 import h2_client
 
@@ -121,7 +122,7 @@ class Chaos:
         return self.random.choices(kinds, weights=(5, 1, 3, 2))[0]()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, proving=50))
 async def test_no_request_makes_the_server_fail(durable: Server, seed: int) -> None:
     chaos = Chaos(seed)
     statuses = set()

@@ -10,6 +10,7 @@ import pytest
 
 from streamfold.store.store import StreamStore, open_store
 from streamfold.wire.durable_streams.offsets import format_offset, parse_offset
+from tests.proving import seeds
 from tests.server.durable_streams.subscribing import BASIN, Bench, Clock, append, create, serving
 from tests.server.durable_streams.test_subscriptions import pull
 
@@ -110,7 +111,7 @@ def _proof(claimed: dict[str, Any]) -> dict[str, Any]:
     return {"wake_id": claimed["wake_id"], "generation": claimed["generation"]}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, proving=50))
 async def test_work_is_done_by_one_at_a_time_and_never_lost(seed: int) -> None:
     chance, clock = random.Random(seed), Clock()
     async with open_store("memory:") as store:

@@ -11,6 +11,7 @@ import pytest
 
 from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.response_shares import Reservation, Room
+from tests.proving import seeds
 
 #: 70 bytes for all answers, and 10 for first ones.
 CAPACITY = 80
@@ -120,7 +121,7 @@ async def test_waits_of_a_connection_that_is_cut_off_end_with_an_error() -> None
     assert (room.waiting, other.done()) == (1, False)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(4, proving=1000))
 async def test_memory_stays_within_bounds_and_every_answer_gets_its_share(seed: int) -> None:
     """Random connections reserve, shrink, release and give up, in any order."""
     some, room = random.Random(seed), Room(CAPACITY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.proving import PROVING
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, feed
 from tests.spark.snapshotter.process import OURS, Process, configuration
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 
 SEED = 20260603
 #: Each costs a start of Spark.
-KILLS = 20 if os.environ.get("STREAMFOLD_PROVE") else 2
+KILLS = 20 if PROVING else 2
 #: Seconds after a commit within which a process is killed: into the next diffs and folds.
 WINDOW = 2.5
 

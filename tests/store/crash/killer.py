@@ -48,6 +48,14 @@ class Summary:
             f"{self.seconds:.0f} s"
         )
 
+    def figures(self) -> dict[str, int | float]:
+        return {
+            "kills": self.kills,
+            "acknowledged records": self.acked_records,
+            "batches of unknown outcome": self.unknown_batches,
+            "comparisons": self.verifications,
+        }
+
 
 class Killer:
     """A series of kills on one folder, the same for the same seed but for the timing of machines."""

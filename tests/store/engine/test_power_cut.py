@@ -26,13 +26,13 @@ from streamfold.store.engine.location import CHUNKS, open_location
 from streamfold.store.engine.slatedb import SlateEngine, open_admin
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from tests.proving import PROVING, seeds
 from tests.store.crash.ledger import Event, Ledger, StreamLedger
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
 from tests.store.engine.hostile_disk import HostileDisk, Mood
 from tests.store.small_tables import use_small_tables
 
-PROVING = "STREAMFOLD_PROVE" in os.environ
 #: Seeds together cut at every sync when proving, else at one of three.
 CUT_EVERY = 3 if PROVING else 9
 #: Bytes from which a commit of the load writes a file: about half of them do.
@@ -253,7 +253,7 @@ def make_old(database: Path) -> None:
                 os.utime(path, (1_700_000_000, 1_700_000_000))
 
 
-@pytest.mark.parametrize("seed", range(4 if PROVING else 2))
+@pytest.mark.parametrize("seed", seeds(1, proving=20))
 async def test_cut_after_cut_under_load_loses_nothing(
     machine: Callable[[int], Machine], seed: int
 ) -> None:

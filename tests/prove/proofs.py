@@ -1,0 +1,152 @@
+"""The long proofs, one row each: a new proof is one more row."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class Proof(Protocol):
+    """One row: what `python -m tests.prove NAME` runs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return the programs that must be installed."""
+        ...
+
+    def command(self, seed: int, short: bool) -> str:
+        """Return the command that repeats the proof, as somebody would type it."""
+        ...
+
+    def environment(self, seed: int, short: bool) -> dict[str, str]: ...
+
+    def report_options(self, report: Path) -> list[str]:
+        """Return what the command needs in addition to leave its figures in a file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A module that appends its figures to the file given with `--report`.
+
+    `{seed}` in the command stands for a fresh seed; `long` and `short` are its sizes.
+    """
+
+    name: str
+    module: str
+    long: str
+    short: str
+    needs: tuple[str, ...] = ()
+
+    def command(self, seed: int, short: bool) -> str:
+        sizes = self.short if short else self.long
+        return f"python -m {self.module} {sizes}".format(seed=seed).strip()
+
+    def environment(self, seed: int, short: bool) -> dict[str, str]:
+        return {}
+
+    def report_options(self, report: Path) -> list[str]:
+        return ["--report", str(report)]
+
+
+@dataclass(frozen=True, slots=True)
+class ProofTests:
+    """Tests that take larger loads and fresh seeds from STREAMFOLD_PROVE; short, they run as in CI."""
+
+    name: str
+    paths: str
+    needs: tuple[str, ...] = ()
+
+    def command(self, seed: int, short: bool) -> str:
+        if short:
+            return f"pytest {self.paths}"
+        return f"STREAMFOLD_PROVE={seed} pytest --timeout 0 --hypothesis-seed {seed} {self.paths}"
+
+    def environment(self, seed: int, short: bool) -> dict[str, str]:
+        return {} if short else {"STREAMFOLD_PROVE": str(seed)}
+
+    def report_options(self, report: Path) -> list[str]:
+        return ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+
+
+def arguments(proof: Proof, seed: int, short: bool, report: Path) -> list[str]:
+    """Return the command for this interpreter, with the options that make it report."""
+    words = shlex.split(proof.command(seed, short))
+    words = [word for word in words if not word.startswith("STREAMFOLD_PROVE=")]
+    program, *options = words
+    if program == "python":
+        return [sys.executable, *options, *proof.report_options(report)]
+    return [sys.executable, "-m", program, *options, *proof.report_options(report)]
+
+
+PROOFS: tuple[Proof, ...] = (
+    Program(
+        "simulation",
+        "streamfold.testing.simulation",
+        long="--first {seed} --seeds 3000",
+        short="--first {seed} --seeds 30",
+    ),
+    Program(
+        "kills",
+        "tests.store.crash",
+        long="--seed {seed} --kills 1000",
+        short="--seed {seed} --kills 3",
+    ),
+    Program(
+        "adversary-local",
+        "streamfold.testing.adversary",
+        long="--seed {seed} --rounds 150",
+        short="--seed {seed} --rounds 3",
+    ),
+    Program(
+        "adversary-s3",
+        "streamfold.testing.adversary",
+        long="--seed {seed} --rounds 60 --storage s3",
+        short="--seed {seed} --rounds 2 --storage s3",
+    ),
+    ProofTests(
+        "state-machines",
+        "tests/store/test_state_machine.py tests/store/test_durable_streams_state_machine.py",
+    ),
+    ProofTests("power-cuts", "tests/store/engine/test_power_cut.py"),
+    ProofTests(
+        "stops-and-take-overs",
+        "tests/server/test_acknowledged_is_kept.py tests/store/test_writer_fencing.py",
+    ),
+    ProofTests("million-streams", "tests/store/test_many_streams.py"),
+    ProofTests(
+        "snapshot-and-follow",
+        "tests/follow/test_interleavings.py tests/follow/test_faults.py",
+    ),
+    ProofTests("subscriptions", "tests/server/durable_streams/test_subscriptions_random.py"),
+    ProofTests("events", "tests/archive/events/test_dispatcher_model.py"),
+    ProofTests("snapshotter-kills", "tests/spark/snapshotter/test_kills.py"),
+    ProofTests(
+        "ingest",
+        "tests/ingest/test_kills.py tests/ingest/test_faults.py tests/ingest/test_failover.py "
+        "tests/ingest/test_large_transactions.py tests/ingest/test_replication.py "
+        "tests/ingest/test_change_writer.py tests/ingest/test_publish.py",
+    ),
+    ProofTests(
+        "attacks",
+        "tests/server/test_fuzz.py tests/server/durable_streams/test_fuzz.py "
+        "tests/server/test_loop_lag.py tests/server/http/test_unread_answers.py "
+        "tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py "
+        "tests/server/http/test_response_shares.py tests/server/console/test_records.py",
+    ),
+    ProofTests("exit-status", "tests/cli/test_exit_status.py"),
+    ProofTests(
+        "deployment-files",
+        "tests/deploy/prove_chart.py tests/deploy/prove_unit.py",
+        needs=("helm", "systemd-analyze"),
+    ),
+    ProofTests("shell-completion", "tests/cli/prove_completion.py", needs=("zsh", "fish")),
+    # LAREDO_SOURCE=CHECKOUT where Go's proxy does not have Laredo
+    ProofTests("laredo", "tests/interop/prove_laredo.py"),
+)
