@@ -129,7 +129,7 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         subscriptions = _subscriptions(configuration, store, access)
         await stack.enter_async_context(subscriptions.running())
         client_limits, kernels = _client_limits(configuration), KernelMetrics()
-        application = _application(
+        application = make_application(
             configuration,
             store,
             drain_gate,
@@ -219,7 +219,7 @@ def _subscriptions(
     )
 
 
-def _application(
+def make_application(
     configuration: Configuration,
     store: StreamStore,
     drain_gate: DrainGate,

@@ -1,13 +1,16 @@
-"""Runs a store in simulated time on simulated storage: one seed is one run, repeatable step by step."""
+"""Runs stores and faces in simulated time on simulated storage: one seed is one run, repeatable step by step."""
 
+from streamfold.testing.simulation.books import SimulationReport
 from streamfold.testing.simulation.ledger import ViolationError
 from streamfold.testing.simulation.loop import SimulationLoop, SimulationStuckError
-from streamfold.testing.simulation.program import SimulationReport, simulate
+from streamfold.testing.simulation.plan import draw_plan
+from streamfold.testing.simulation.program import simulate
 
 __all__ = [
     "SimulationLoop",
     "SimulationReport",
     "SimulationStuckError",
     "ViolationError",
+    "draw_plan",
     "simulate",
 ]

@@ -3,42 +3,122 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import logging
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
-from streamfold.testing.simulation import ViolationError, simulate
+from streamfold.testing.simulation.books import SimulationReport
+from streamfold.testing.simulation.ledger import ViolationError
+from streamfold.testing.simulation.plan import Plan, draw_plan, format_numbers, parse_numbers
+from streamfold.testing.simulation.program import simulate
+from streamfold.testing.simulation.shrinking import shrink
+
+#: Figures of each run that are added up.
+_FIGURES = {
+    "steps": "steps",
+    "calls": "calls",
+    "requests": "requests through the faces",
+    "acked": "records acknowledged",
+    "refused": "records refused",
+    "unknown": "appends of unknown outcome",
+    "compared": "records compared by readers",
+    "vanished": "clients vanished",
+    "broken": "answers broken off",
+    "stops": "stops",
+    "crashes": "crashes",
+    "replacements": "take-overs",
+}
 
 
 def main() -> int:
+    options = _parse()
+    logging.disable(logging.CRITICAL)  # failing storage is what these runs are about
+    gc.collect()
+    gc.freeze()
+    figures: Counter[str] = Counter()
+    began, violation, plan, seeds = time.monotonic(), None, None, 0
+    for seed in range(options.first, options.first + options.seeds):
+        if options.seconds is not None and time.monotonic() - began > options.seconds:
+            break
+        seeds += 1
+        plan = _plan(seed, options)
+        try:
+            _add(figures, simulate(seed, plan=plan), trace=options.trace)
+        except ViolationError as error:
+            violation = str(error)
+            break
+    seconds = time.monotonic() - began
+    if violation is not None and plan is not None:
+        _tell(plan, violation, seconds, options)
+    else:
+        listed = ", ".join(f"{value} {name}" for name, value in figures.items())
+        print(
+            f"{seeds} programs from seed {options.first}, {seconds:.0f} s: {listed}; 0 violations"
+        )
+    if options.report is not None:
+        _report(options.report, violation is not None, seconds, seeds, figures)
+    return 1 if violation is not None else 0
+
+
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
-    parser.add_argument("--trace", action="store_true", help="print every step of each run")
-    options = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # failing storage is what these runs are about
-    sys.unraisablehook = lambda _: None  # a crash leaves tasks behind that never end
-    calls = acked = unknown = stops = crashes = 0
+    parser.add_argument("--seconds", type=float, help="stop after this many seconds")
+    parser.add_argument("--store-only", action="store_true", help="leave the faces out")
+    parser.add_argument("--keep", help="run only these operations of the program, as in 3,17,40-44")
+    parser.add_argument("--trace", action="store_true", help="print every call of each run")
+    parser.add_argument("--no-shrink", action="store_true", help="report a violation as it is")
+    parser.add_argument("--report", type=Path, help="append one line of JSON to this file")
+    return parser.parse_args()
+
+
+def _plan(seed: int, options: argparse.Namespace) -> Plan:
+    plan = draw_plan(seed, faces=not options.store_only)
+    return plan if options.keep is None else plan.keep(parse_numbers(options.keep))
+
+
+def _add(figures: Counter[str], report: SimulationReport, *, trace: bool) -> None:
+    if trace:
+        print("\n".join(report.trace))
+    for name, shown in _FIGURES.items():
+        figures[shown] += getattr(report, name)
+    for kind, count in report.faults.items():
+        figures[f"faults: {kind}"] += count
+
+
+def _tell(plan: Plan, violation: str, seconds: float, options: argparse.Namespace) -> None:
+    """Print a violation, the command that repeats it, and the smallest program that shows one."""
+    command = f"python -m streamfold.testing.simulation --first {plan.seed} --seeds 1"
+    if options.store_only:
+        command += " --store-only"
+    print(f"after {seconds:.1f} s: {violation}\nRepeat it: {command} --no-shrink")
+    if options.no_shrink:
+        return
     began = time.monotonic()
-    for seed in range(options.first, options.first + options.seeds):
-        try:
-            report = simulate(seed)
-        except ViolationError as violation:
-            print(f"after {time.monotonic() - began:.1f} s: {violation}")
-            return 1
-        if options.trace:
-            print("\n".join(report.trace))
-        calls += report.calls
-        acked += report.acked
-        unknown += report.unknown
-        stops += report.stops
-        crashes += report.crashes
+    smaller, story = shrink(plan)
+    numbers = format_numbers([operation.number for operation in smaller.operations])
     print(
-        f"{options.seeds} seeds from {options.first}, {time.monotonic() - began:.0f} s: {calls} calls, "
-        f"{acked} records acknowledged, {unknown} appends of unknown outcome, {stops} stops, "
-        f"{crashes} crashes; 0 violations"
+        f"\nShrunk from {len(plan.operations)} operations to {len(smaller.operations)} in "
+        f"{time.monotonic() - began:.1f} s: {story}\n"
+        f"Repeat it: {command} --no-shrink --trace --keep {numbers}"
     )
-    return 0
+
+
+def _report(path: Path, violated: bool, seconds: float, seeds: int, figures: Counter[str]) -> None:
+    line = {
+        "proof": "simulation",
+        "violations": int(violated),
+        "seconds": round(seconds, 1),
+        "figures": {"programs": seeds, **figures},
+        "command": " ".join(["python -m streamfold.testing.simulation", *sys.argv[1:]]),
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,25 @@ class ViolationError(Exception):
 
 
 @dataclass
+class ProducerBook:
+    """An idempotent producer of one stream: it repeats an append until it is answered."""
+
+    name: str
+    epoch: int = 0
+    seq: int = 0
+    #: The body that has no answer yet.
+    pending: bytes | None = None
+    busy: bool = False
+
+
+@dataclass
 class StreamLedger:
     """Acknowledged, refused and unknown records of one stream, from its creation to its deletion."""
 
     name: str
     #: Seconds that records are kept; None = for ever.
     retention: int | None = None
-    #: Bodies and arrivals (simulated seconds) of acknowledged records, by seq_num.
+    #: Bodies and arrivals (seconds by the wall clock) of acknowledged records, by seq_num.
     acked: dict[int, tuple[bytes, float]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
     #: The highest tail that anyone was told.
@@ -30,8 +42,18 @@ class StreamLedger:
     #: What a reader found at each seq_num, and where each body is: it stays so.
     seen: dict[int, bytes] = field(default_factory=dict)
     places: dict[bytes, int] = field(default_factory=dict)
-    #: The next number of each producer; -1 = it must not go on.
-    produced: dict[int, int] = field(default_factory=dict)
+    #: Bodies of idempotent producers that were answered: each is stored, once.
+    produced: set[bytes] = field(default_factory=set)
+    producers: dict[int, ProducerBook] = field(default_factory=dict)
+    #: Tokens that somebody tried to fence the stream with.
+    fences: set[str] = field(default_factory=lambda: {""})
+    #: Bytes that somebody tried to publish, by position; the last position that was acknowledged.
+    snapshots: dict[int, set[bytes]] = field(default_factory=dict)
+    published: int = -1
+    #: Whether messages are JSON.
+    json: bool = False
+    #: Whether a reader was told that the stream is closed.
+    closed: bool = False
     #: Ended by a deletion, or of a fate that nobody knows.
     over: bool = False
 
@@ -47,8 +69,35 @@ class StreamLedger:
                 raise ViolationError(
                     f"{self.name}: seq_num {seq_num} was {self.seen[seq_num]!r} and is now {body!r}"
                 )
+            if self.places.setdefault(body, seq_num) != seq_num:
+                raise ViolationError(
+                    f"{self.name}: {body!r} was acknowledged at {seq_num} and is at "
+                    f"{self.places[body]}"
+                )
             self.acked[seq_num] = body, arrived
         self.tail = max(self.tail, start + len(bodies))
+
+    def fork(self, name: str, point: int) -> StreamLedger:
+        """The books of a fork that inherits what lies before `point`."""
+        inherited = {n: record for n, record in self.acked.items() if n < point}
+        places = {body: seq_num for seq_num, (body, _) in inherited.items()}
+        return StreamLedger(
+            name,
+            acked=inherited,
+            tail=point,
+            places=places,
+            json=self.json,
+            refused=set(self.refused),
+        )
+
+    def refuse(self, bodies: Sequence[bytes]) -> None:
+        """Note a refusal; raises if a reader saw what was refused."""
+        for body in bodies:
+            if body in self.places:
+                raise ViolationError(
+                    f"{self.name}: {body!r} was refused, and a reader got it at {self.places[body]}"
+                )
+        self.refused.update(bodies)
 
     def check_tail(self, tail: int, at_least: int) -> None:
         if tail < at_least:
@@ -62,28 +111,66 @@ class StreamLedger:
             raise ViolationError(f"{self.name}: a batch has gaps: {numbers}")
 
     def check_read(
-        self, records: Sequence[SequencedRecord], first: int, tail: int, now: float
+        self, records: Sequence[SequencedRecord], first: int, tail: int, latest: float
     ) -> None:
-        """Compare what a read from `first` to `tail` returned with what clients were told."""
-        present = {int(record.seq_num): record for record in records}
-        for seq_num, record in present.items():
-            self._check_record(seq_num, record)
+        """Compare what a read from `first` to `tail` returned with what clients were told.
+
+        `latest` is the latest time that the wall clock has shown.
+        """
+        for record in records:
+            seq_num = int(record.seq_num)
+            if seq_num < self.trimmed:
+                raise ViolationError(
+                    f"{self.name}: record {seq_num} is back although it was trimmed"
+                )
+            if not is_command(record):
+                self.see(seq_num, record.body)
+        present = {int(record.seq_num) for record in records}
+        self.check_complete(present, first, tail, latest)
+
+    def check_complete(self, present: set[int], first: int, end: int, latest: float) -> None:
+        """Raise if an acknowledged record of a range is missing."""
         for seq_num, (body, arrived) in self.acked.items():
-            if not first <= seq_num < tail or seq_num in present:
+            if not first <= seq_num < end or seq_num in present:
                 continue
-            if seq_num < self.trim_attempted or self._may_be_expired(arrived, now):
+            if seq_num < self.trim_attempted or self._may_be_expired(arrived, latest):
                 continue
             raise ViolationError(
                 f"{self.name}: acknowledged record {seq_num} ({body!r}) is missing from a read of "
-                f"[{first}, {tail})"
+                f"[{first}, {end})"
             )
 
-    def _check_record(self, seq_num: int, record: SequencedRecord) -> None:
-        body = record.body
-        if seq_num < self.trimmed:
-            raise ViolationError(f"{self.name}: record {seq_num} is back although it was trimmed")
-        if is_command(record):
+    def check_bodies(self, bodies: Sequence[bytes], first: int, end: int, latest: float) -> None:
+        """The same for a read that returns content without seq_nums, from `first` to before `end`."""
+        present, last = set[int](), -1
+        for body in bodies:
+            if body in self.refused:
+                raise ViolationError(f"{self.name}: a read returned refused {body!r}")
+            place = self.places.get(body)
+            if place is None:
+                continue
+            if not first <= place < end:
+                raise ViolationError(
+                    f"{self.name}: {body!r}, which is at {place}, is in a read of [{first}, {end})"
+                )
+            if place <= last:
+                raise ViolationError(f"{self.name}: {body!r} at {place} came after {last}")
+            present.add(place)
+            last = place
+        if len(set(bodies)) < len(bodies):
+            raise ViolationError(f"{self.name}: a read returned something twice: {bodies}")
+        self.check_complete(present, first, end, latest)
+
+    def check_produced(self) -> None:
+        """Raise if an answered append of a producer is missing, after a read of everything."""
+        if self.trim_attempted or self.retention is not None:
             return
+        for body in self.produced:
+            if body not in self.places:
+                raise ViolationError(f"{self.name}: {body!r} of a producer is missing")
+
+    def see(self, seq_num: int, body: bytes) -> None:
+        """Note what a reader got."""
         if seq_num in self.acked and self.acked[seq_num][0] != body:
             raise ViolationError(
                 f"{self.name}: record {seq_num} is {body!r}, but {self.acked[seq_num][0]!r} was "
@@ -100,5 +187,5 @@ class StreamLedger:
                 f"{self.name}: {body!r} is stored twice, at {self.places[body]} and {seq_num}"
             )
 
-    def _may_be_expired(self, arrived: float, now: float) -> bool:
-        return self.retention is not None and now - arrived >= self.retention
+    def _may_be_expired(self, arrived: float, latest: float) -> bool:
+        return self.retention is not None and latest - arrived >= self.retention

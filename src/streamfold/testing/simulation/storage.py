@@ -1,23 +1,17 @@
-"""Simulated storage: rows and blobs that survive their process, late answers, and seeded failures."""
+"""Simulated storage: rows that survive their process, late answers, lost ones, and seeded failures."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from random import Random
 
-from streamfold.blob.blob_store import DEFAULT_CHUNK_SIZE, BlobMeta, BlobStore
-from streamfold.errors import (
-    BlobNotFoundError,
-    BlobOutcomeUnknownError,
-    BlobUnavailableError,
-    StorageError,
-    WriterFencedError,
-)
+from streamfold.errors import StorageError, WriterFencedError
 from streamfold.store.engine.engine import Batch, DiskUse, Op, Row, Tables, size_of
+from streamfold.testing.simulation.loop import chance
 
 #: Rows of a page after the first.
 _PAGE_ROWS = 8
@@ -25,24 +19,52 @@ _PAGE_ROWS = 8
 
 @dataclass
 class Weather:
-    """How storage behaves: seeded, and calm or not."""
+    """How storage behaves: calm or not. The dice of each call decide the rest."""
 
-    random: Random
     #: Simulated seconds that an answer takes at most; most take far less.
     slowest: float = 0.02
     #: Probability that a call fails.
     failures: float = 0.0
+    #: Faults so far, by kind.
+    injected: Counter[str] = field(default_factory=Counter)
 
     async def pass_time(self) -> None:
         """Let other tasks run, for a moment or for long."""
-        choice = self.random.random()
-        if choice < 0.3:
+        random = chance().random
+        if random() < 0.3:
             await asyncio.sleep(0)
         else:
-            await asyncio.sleep(self.random.random() ** 3 * self.slowest)
+            await asyncio.sleep(random() ** 3 * self.slowest)
 
-    def fails(self) -> bool:
-        return self.random.random() < self.failures
+    async def perform(self, effect: Callable[[], None], after: float = 0.0) -> None:
+        """Have storage do something, not before the time `after`.
+
+        Once asked for, it happens whether or not the caller lives or waits.
+        """
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def run() -> None:
+            try:
+                effect()
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+                    done.exception()
+            else:
+                if not done.done():
+                    done.set_result(None)
+
+        delay = chance().random() ** 3 * self.slowest
+        loop.call_at(max(loop.time() + delay, after), run, context=Context())
+        await done
+
+    def fails(self, kind: str) -> bool:
+        """Whether a call fails now; counted as `kind`."""
+        if not self.failures or chance().random() >= self.failures:
+            return False
+        self.injected[kind] += 1
+        return True
 
 
 @dataclass
@@ -71,7 +93,7 @@ class SimulatedStorage:
 
 
 class SimulatedEngine:
-    """An engine on simulated storage; `kill` ends its process between two steps."""
+    """An engine on simulated storage."""
 
     def __init__(self, storage: SimulatedStorage, weather: Weather) -> None:
         storage.epoch += 1
@@ -79,23 +101,14 @@ class SimulatedEngine:
         self._storage = storage
         self._weather = weather
         self._order = asyncio.Lock()
-        self._dead = False
+        #: When the last commit takes effect: the next one does so later.
+        self._last = 0.0
         self._closed = False
         self._failed = False
 
-    def kill(self) -> None:
-        """Let nothing of this engine reach storage any more, and no answer reach its process."""
-        self._dead = True
-
-    async def _reach(self) -> None:
-        """Reach storage, or never."""
-        await self._weather.pass_time()
-        if self._dead:
-            await asyncio.Event().wait()
-
     async def _use(self) -> None:
         """Reach storage; StorageError if the engine is closed."""
-        await self._reach()
+        await self._weather.pass_time()
         if self._closed:
             raise StorageError("simulated: the engine is closed")
 
@@ -112,15 +125,28 @@ class SimulatedEngine:
             self._check_writer()
             if self._failed:
                 raise StorageError("simulated: an earlier commit failed")
-            if self._weather.fails():
+            if self._weather.fails("commits failed"):
                 self._failed = True
-                if self._weather.random.random() < 0.5:
-                    self._storage.apply(batch.ops)
-                if self._weather.random.random() < 0.2:
-                    await asyncio.Event().wait()  # its answer is lost
+                if chance().random() < 0.5:
+                    self._weather.injected["commits failed after their effect"] += 1
+                    await self._apply(batch.ops)
+                if chance().random() < 0.2:
+                    self._weather.injected["answers to commits lost"] += 1
+                    await asyncio.Event().wait()
                 raise StorageError("simulated: the commit failed")
-            self._storage.apply(batch.ops)
-            await self._reach()
+            await self._apply(batch.ops)
+            await self._weather.pass_time()
+
+    async def _apply(self, ops: Sequence[Op]) -> None:
+        """Write in the order of the calls, unless another writer has come."""
+
+        def write() -> None:
+            self._check_writer()
+            self._storage.apply(ops)
+
+        now = asyncio.get_running_loop().time()
+        self._last = max(self._last, now) + 1e-6
+        await self._weather.perform(write, self._last)
 
     async def get(self, key: bytes) -> bytes | None:
         await self._use()
@@ -133,7 +159,7 @@ class SimulatedEngine:
         values = []
         await self._use()
         for key in keys:
-            if self._weather.random.random() < 0.1:
+            if chance().random() < 0.1:
                 await self._use()
             values.append(self._storage.rows.get(key))
         await self._use()
@@ -169,14 +195,14 @@ class SimulatedEngine:
             size = _PAGE_ROWS
 
     async def check(self) -> None:
-        await self._reach()
+        await self._weather.pass_time()
         self._check_writer()
 
     async def tables(self) -> Tables:
         return Tables((), ())
 
     async def flush(self) -> None:
-        await self._reach()
+        await self._weather.pass_time()
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
         return False
@@ -192,67 +218,5 @@ class SimulatedEngine:
             raise WriterFencedError
 
     def _fail_sometimes(self) -> None:
-        if self._weather.fails():
+        if self._weather.fails("reads failed"):
             raise StorageError("simulated: the read failed")
-
-
-class SimulatedBlobs(BlobStore):
-    """Blobs on simulated storage, below a prefix."""
-
-    def __init__(self, storage: SimulatedStorage, weather: Weather, prefix: str) -> None:
-        self._blobs = storage.blobs
-        self._weather = weather
-        self._prefix = prefix
-
-    async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
-        whole = data if isinstance(data, bytes) else b"".join([piece async for piece in data])
-        await self._weather.pass_time()
-        failed = self._weather.fails()
-        if not failed or self._weather.random.random() < 0.5:
-            self._blobs[self._prefix + key] = whole
-        await self._weather.pass_time()
-        if failed:
-            raise BlobOutcomeUnknownError("simulated: the answer to a write was lost")
-
-    async def put_if_absent(self, key: str, data: bytes) -> str:
-        raise NotImplementedError
-
-    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        raise NotImplementedError
-
-    async def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        return await self.get(key), ""
-
-    async def get(self, key: str) -> bytes:
-        await self._weather.pass_time()
-        if self._weather.fails():
-            raise BlobUnavailableError("simulated: the read failed")
-        if self._prefix + key not in self._blobs:
-            raise BlobNotFoundError(key)
-        return self._blobs[self._prefix + key]
-
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        return (await self.get(key))[start : start + length]
-
-    async def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
-        yield await self.get(key)
-
-    async def head(self, key: str) -> BlobMeta:
-        return self._meta(key, await self.get(key))
-
-    async def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
-        await self._weather.pass_time()
-        start = self._prefix + prefix
-        for key in sorted(key for key in self._blobs if key.startswith(start)):
-            if (data := self._blobs.get(key)) is not None:
-                yield self._meta(key.removeprefix(self._prefix), data)
-            await self._weather.pass_time()
-
-    async def delete(self, key: str) -> None:
-        await self._weather.pass_time()
-        if self._weather.fails():
-            raise BlobUnavailableError("simulated: the deletion failed")
-        self._blobs.pop(self._prefix + key, None)
-
-    def _meta(self, key: str, data: bytes) -> BlobMeta:
-        return BlobMeta(key, len(data), None, datetime.fromtimestamp(0, UTC))

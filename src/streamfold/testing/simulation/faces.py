@@ -1,0 +1,220 @@
+"""The faces of a simulated server: both protocols with access rules, wired as in a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from types import TracebackType
+
+from streamfold.model.access_tokens import Secret
+from streamfold.model.names import parse_bucket_name
+from streamfold.server.auth import Access
+from streamfold.server.config import Configuration
+from streamfold.server.durable_streams.subscriptions import Subscriptions
+from streamfold.server.http.connections import ClientLimits, Connections
+from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.offload import OffloadPool
+from streamfold.server.http.request import Request
+from streamfold.server.http.request_limits import RequestBudget
+from streamfold.server.http.response_limits import ResponseBudget
+from streamfold.server.main import make_application
+from streamfold.server.metrics import KernelMetrics
+from streamfold.store import StreamStore
+from streamfold.testing.simulation.books import BASIN, Books
+from streamfold.testing.simulation.durable_calls import DurableCalls
+from streamfold.testing.simulation.exchange import Exchange, LostAnswerError, SimulatedAnswer
+from streamfold.testing.simulation.ledger import StreamLedger, ViolationError
+from streamfold.testing.simulation.loop import SimulatedProcess, chance
+from streamfold.testing.simulation.s2_calls import S2Calls
+
+#: The token of the simulated operator.
+ROOT_TOKEN = "simulated-root"  # noqa: S105 - of no real server
+#: Answers that a well-formed request with all rights never gets.
+_NEVER = frozenset((400, 401, 403, 405, 406, 408, 413, 415, 422, 501))
+#: Simulated seconds after which a request without an answer counts as forgotten.
+_PATIENCE = 300.0
+
+
+class Faces:
+    """Takes requests for one store, until it is drained."""
+
+    def __init__(
+        self, store: StreamStore, process: SimulatedProcess, books: Books, drain: float
+    ) -> None:
+        self.books = books
+        self._process = process
+        self._drain = drain
+        configuration = Configuration(
+            root_token=Secret(ROOT_TOKEN), console=None, default_basin=BASIN, long_poll=1.0
+        )
+        self._gate = DrainGate()
+        access = Access(store.account, configuration.root_token)
+        subscriptions = Subscriptions(
+            store,
+            parse_bucket_name(configuration.default_basin),
+            public_url=lambda request: request.url_of(""),
+            authorise=access.grant,
+            grant_of=access.grant_of,
+            chance=random.Random(0),  # noqa: S311 - repeatable, not secret
+        )
+        self._limits = ClientLimits(RequestBudget(), Connections(), ResponseBudget())
+        self._limits.unread.seed(chance())
+        self._workers = OffloadPool(2)
+        self._application = make_application(
+            configuration,
+            store,
+            self._gate,
+            access,
+            subscriptions,
+            None,
+            self._limits,
+            KernelMetrics(),
+        )
+        #: Faults of storage before this server: later ones explain what fails.
+        self._faults = books.report.faults.total()
+        self._replacements = books.report.replacements
+
+    async def __aenter__(self) -> Faces:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._gate.drain(self._drain)
+
+    def calls(self, client: int) -> FaceClient:
+        return FaceClient(self, client)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Hand a request to the server, as its listener does."""
+        self.books.report.requests += 1
+        limits = self._limits
+        request = Request(
+            exchange.scope,
+            exchange.receive,
+            exchange.send,
+            limits.request_budget,
+            limits.unread,
+            self._workers,
+        )
+        running = limits.connections.begin(request.connection, large=request.large)
+        if request.declared_size and not running.large:
+            request.ask_for_body()
+        request.running = running
+        request.task = self._process.start(self._answer(request, exchange), chance())
+
+    async def _answer(self, request: Request, exchange: Exchange) -> None:
+        try:
+            await self._application(request)
+        finally:
+            request.finish()
+            self._limits.connections.end(request.connection, large=request.large)
+            exchange.end()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        ledger: StreamLedger | None = None,
+        token: str = ROOT_TOKEN,
+        faithful: bool = False,
+        allowed: frozenset[int] = frozenset(),
+    ) -> SimulatedAnswer:
+        """The answer to one request; LostAnswerError if it breaks off, or its client vanishes.
+
+        A `faithful` client waits for its answer. Statuses that no such request gets are violations,
+        unless `allowed`.
+        """
+        random = chance()
+        declared = len(body) if body and random.random() < 0.8 else None
+        exchange = self.open(method, path, headers or {}, token=token, declared=declared)
+        sending = asyncio.create_task(exchange.upload_all(body))
+        hangs_up = None
+        loop = asyncio.get_running_loop()
+        if not faithful and random.random() < 0.1:
+            hangs_up = loop.call_later(random.random() ** 3 * 0.5, exchange.vanish)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                answer = await exchange.answer()
+        except LostAnswerError:
+            if exchange.gone:
+                self.books.report.vanished += 1
+            else:
+                self.books.report.broken += 1
+            raise
+        except TimeoutError:
+            raise ViolationError(f"{path}: {method} has no answer after {_PATIENCE:g} s") from None
+        finally:
+            sending.cancel()
+            if hangs_up is not None:
+                hangs_up.cancel()
+        if exchange.ends_unseen:
+            allowed |= {400}  # half of it could look like all of it
+        self.judge(f"{method} {path}", answer.status, answer.code, ledger, allowed)
+        return answer
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        token: str = ROOT_TOKEN,
+        declared: int | None = None,
+    ) -> Exchange:
+        """Begin a request; the caller sends its body and reads its answer."""
+        named = {"host": "localhost", "authorization": f"Bearer {token}", **headers}
+        exchange = Exchange(method, path, named, declared=declared)
+        self.begin(exchange)
+        return exchange
+
+    def judge(
+        self,
+        what: str,
+        status: int,
+        code: str,
+        ledger: StreamLedger | None = None,
+        allowed: frozenset[int] = frozenset(),
+    ) -> None:
+        """Raise if nothing explains such an answer."""
+        name = ledger.name if ledger is not None else "faces"
+        if status == 500:
+            faults = self.books.report.faults.total() > self._faults
+            replaced = self.books.report.replacements > self._replacements
+            if code == "other" or not (faults or replaced):
+                raise ViolationError(f"{name}: {what} is answered with 500 {code}, unexplained")
+        replaced = ledger is not None and ledger.over
+        if status in _NEVER and status not in allowed and not replaced:
+            raise ViolationError(f"{name}: {what} is answered with {status} {code}")
+        gone = code in ("stream_not_found", "stream_deletion_pending", "basin_not_found")
+        if gone and ledger is not None and not ledger.over:
+            raise ViolationError(f"{name}: {what} is answered with {status} {code}, but it exists")
+
+
+class FaceClient:
+    """One client of both faces."""
+
+    def __init__(self, faces: Faces, client: int) -> None:
+        self._faces = faces
+        self._s2 = S2Calls(faces, client)
+        self._durable = DurableCalls(faces, client)
+        self.by_kind = self._s2.by_kind | self._durable.by_kind
+        self.by_kind["clock"] = self._move_clock
+
+    async def create_stream(self, number: int) -> None:
+        await self._durable.create(number)
+
+    async def check(self, ledger: StreamLedger) -> None:
+        """Read a stream by both faces, with calm storage."""
+        await self._s2.check(ledger)
+        await self._durable.check(ledger)
+
+    async def _move_clock(self, number: int) -> None:
+        self._faces.books.jump(chance().choice((-30.0, -1.0, 1.0, 30.0)))
