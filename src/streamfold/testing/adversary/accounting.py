@@ -33,6 +33,8 @@ T = TypeVar("T")
 _TOGETHER = 8
 #: Seconds for which a server may answer that storage is not available yet.
 _PATIENCE = 60.0
+#: Streams on one page of a listing: less than a basin has.
+_PAGE = 25
 #: Snapshots that a stream keeps.
 _SNAPSHOTS_KEPT = 16
 
@@ -101,7 +103,7 @@ class Accountant:
             name, more = basin["name"], True
             after = ""
             while more:
-                path = f"/v1/streams?limit=100&start_after={after}"
+                path = f"/v1/streams?limit={_PAGE}&start_after={after}"
                 answer = await ask(self.client, "GET", path, {"s2-basin": name})
                 page = answer.json()
                 for stream in page["streams"]:
