@@ -41,11 +41,16 @@ async def reopened(path: Path) -> Archive:
 
 
 class Consumer:
-    """A table kept up to date by what a follower gives, as an application would do it."""
+    """A table kept up to date by what a follower gives, as an application would do it.
+
+    Most changes may be applied twice without a trace in the table, so it checks that none are.
+    """
 
     def __init__(self, state: Mapping[int, str] | None = None) -> None:
         self.state: dict[int, str] = dict(state or {})
         self.reloads: list[str] = []
+        #: The end of the last whole diff or table; None before the first.
+        self.position: str | None = None
 
     def take(self, news: Rows | Changes) -> None:
         if isinstance(news, Rows):
@@ -53,8 +58,13 @@ class Consumer:
                 self.state.clear()
                 self.reloads.append(news.reason)
             self.state.update(names_by_id(news.batch))
+            self.position = news.position if news.last else None
             return
+        assert self.position in (None, news.from_position), (
+            f"changes from {news.from_position} came to a table at {self.position}"
+        )
         self.apply([news.batch])
+        self.position = news.to_position if news.last else news.from_position
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> None:
         for change in (change for batch in batches for change in batch.to_pylist()):
