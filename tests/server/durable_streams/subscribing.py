@@ -85,6 +85,11 @@ class Receiver:
     port: int = 0
     hooks: asyncio.Queue[Hook] = field(default_factory=asyncio.Queue)
     answer: bytes | None = field(default_factory=answer)
+    #: Receivers answer only while this is set.
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     @property
     def url(self) -> str:
@@ -100,6 +105,7 @@ class Receiver:
             headers = dict(line.split(": ", 1) for line in head[1:] if line)
             raw = await reader.readexactly(int(headers["content-length"]))
             self.hooks.put_nowait(Hook(head[0].split(" ")[1], headers, raw))
+            await self.may_answer.wait()
             if self.answer is not None:
                 writer.write(self.answer)
             else:

@@ -126,6 +126,22 @@ async def test_an_answer_of_done_acknowledges_what_was_sent(
     assert (stale[0], stale[1]["error"]["code"]) == (409, "FENCED")
 
 
+async def test_what_comes_before_an_answer_of_done_makes_the_next_wake(
+    bench: Bench, store: StreamStore, receiver: Receiver
+) -> None:
+    receiver.answer = DONE
+    receiver.may_answer.clear()
+    await create(store, "events/a", 1)
+    first = await receiver.hook()
+    await append(store, "events/a", 2)
+    receiver.may_answer.set()
+    state = await bench.stored("s", lambda s: s.wake is None or s.generation > 1)
+    assert state.generation > 1, "the record that came during the call wakes nobody"
+    second = await receiver.hook()
+    assert offsets(first.body["streams"]) == {"events/a": format_offset(1)}
+    assert offsets(second.body["streams"]) == {"events/a": format_offset(2)}
+
+
 async def test_a_callback_acknowledges_once(
     bench: Bench, store: StreamStore, receiver: Receiver
 ) -> None:
