@@ -24,11 +24,11 @@ class Proof(Protocol):
         """Return the command that repeats the proof, as somebody would type it."""
         ...
 
-    def environment(self, seed: int, short: bool) -> dict[str, str]: ...
-
-    def report_options(self, report: Path) -> list[str]:
-        """Return what the command needs in addition to leave its figures in a file."""
+    def arguments(self, seed: int, short: bool, report: Path) -> list[str]:
+        """Return what runs in a process of its own and leaves its figures in a file."""
         ...
+
+    def environment(self, seed: int, short: bool) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,12 @@ class Program:
         sizes = self.short if short else self.long
         return f"python -m {self.module} {sizes}".format(seed=seed).strip()
 
+    def arguments(self, seed: int, short: bool, report: Path) -> list[str]:
+        _, *options = shlex.split(self.command(seed, short))
+        return [sys.executable, *options, "--report", str(report)]
+
     def environment(self, seed: int, short: bool) -> dict[str, str]:
         return {}
-
-    def report_options(self, report: Path) -> list[str]:
-        return ["--report", str(report)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +65,16 @@ class ProofTests:
     needs: tuple[str, ...] = ()
 
     def command(self, seed: int, short: bool) -> str:
-        if short:
-            return f"pytest {self.paths}"
-        return f"STREAMFOLD_PROVE={seed} pytest --timeout 0 --hypothesis-seed {seed} {self.paths}"
+        size = " --short" if short else f" --seed {seed}"
+        return f"python -m tests.prove{size} {self.name}"
+
+    def arguments(self, seed: int, short: bool, report: Path) -> list[str]:
+        chosen = [] if short else ["--timeout", "0", "--hypothesis-seed", str(seed)]
+        plain = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        return [sys.executable, "-m", "pytest", *plain, *chosen, *self.paths.split()]
 
     def environment(self, seed: int, short: bool) -> dict[str, str]:
         return {} if short else {"STREAMFOLD_PROVE": str(seed)}
-
-    def report_options(self, report: Path) -> list[str]:
-        return ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-
-
-def arguments(proof: Proof, seed: int, short: bool, report: Path) -> list[str]:
-    """Return the command for this interpreter, with the options that make it report."""
-    words = shlex.split(proof.command(seed, short))
-    words = [word for word in words if not word.startswith("STREAMFOLD_PROVE=")]
-    program, *options = words
-    if program == "python":
-        return [sys.executable, *options, *proof.report_options(report)]
-    return [sys.executable, "-m", program, *options, *proof.report_options(report)]
 
 
 PROOFS: tuple[Proof, ...] = (
@@ -117,15 +109,20 @@ PROOFS: tuple[Proof, ...] = (
     ProofTests("power-cuts", "tests/store/engine/test_power_cut.py"),
     ProofTests(
         "stops-and-take-overs",
-        "tests/server/test_acknowledged_is_kept.py tests/store/test_writer_fencing.py",
+        "tests/server/test_acknowledged_is_kept.py tests/store/test_writer_fencing.py "
+        "tests/server/durable_streams/test_snapshot_size.py",
     ),
     ProofTests("million-streams", "tests/store/test_many_streams.py"),
     ProofTests(
         "snapshot-and-follow",
         "tests/follow/test_interleavings.py tests/follow/test_faults.py",
     ),
-    ProofTests("subscriptions", "tests/server/durable_streams/test_subscriptions_random.py"),
-    ProofTests("events", "tests/archive/events/test_dispatcher_model.py"),
+    ProofTests(
+        "models",
+        "tests/server/durable_streams/test_subscriptions_random.py "
+        "tests/archive/events/test_dispatcher_model.py tests/store/usage/test_usage_storage.py "
+        "tests/store/upkeep/test_due_ranges.py",
+    ),
     ProofTests("snapshotter-kills", "tests/spark/snapshotter/test_kills.py"),
     ProofTests(
         "ingest",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.prove.proofs import Proof, arguments
+from tests.prove.proofs import Proof
 from tests.prove.results import Figures, NoReportError, ProofResult, read_report
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def _run(proof: Proof, folder: Path, seed: int, short: bool) -> ProofResult:
     started = time.monotonic()
     with log.open("wb") as output:
         status = subprocess.run(
-            arguments(proof, seed, short, report),
+            proof.arguments(seed, short, report),
             cwd=ROOT,
             env={**os.environ, **proof.environment(seed, short)},
             stdin=subprocess.DEVNULL,

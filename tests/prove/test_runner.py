@@ -3,13 +3,14 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from streamfold.testing.proof_report import ProofReport
-from tests.prove.proofs import PROOFS, Program, ProofTests, arguments
+from tests.prove.proofs import PROOFS, Program, ProofTests
 from tests.prove.published import BEGIN, END, PAGE, publish, read_published, with_table
 from tests.prove.results import ProofResult, terminal_table
 from tests.prove.runner import ROOT, run_proofs
@@ -37,8 +38,8 @@ class Script:
     def environment(self, seed: int, short: bool) -> dict[str, str]:
         return {}
 
-    def report_options(self, report: Path) -> list[str]:
-        return [str(report)]
+    def arguments(self, seed: int, short: bool, report: Path) -> list[str]:
+        return [sys.executable, "-c", self.code, str(seed), str(report)]
 
 
 def reporting(name: str, violations: int = 0, status: int = 0) -> Script:
@@ -109,9 +110,7 @@ def test_every_proof_names_what_exists() -> None:
     assert len({proof.name for proof in PROOFS}) == len(PROOFS)
     for proof in PROOFS:
         assert re.fullmatch(r"[a-z0-9-]+", proof.name)
-        assert arguments(proof, 1, short=True, report=Path("r")) != arguments(
-            proof, 1, short=False, report=Path("r")
-        )
+        assert proof.command(1, short=True) != proof.command(1, short=False)
         if isinstance(proof, Program):
             assert importlib.util.find_spec(proof.module), proof
         if isinstance(proof, ProofTests):
