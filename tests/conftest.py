@@ -14,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from streamfold.blob import BlobStore
     from tests.s3 import S3Server
+    from tests.s3_gate import Gate
 
 #: Neither chance nor the speed of the machine decides: the same examples, however long each takes.
 settings.register_profile(
@@ -52,6 +54,23 @@ def s3_server() -> Iterator[S3Server]:
 
     with run_s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def gate() -> Iterator[Gate]:
+    """An S3 server that looks at who calls; it knows these keys unless a test names others."""
+    from tests.s3_gate import run_gate
+
+    with run_gate("ROLE", "SSO", "PROFILE") as gate:
+        yield gate
+
+
+@pytest.fixture
+def blobs() -> BlobStore:
+    """An empty store of blobs, in memory."""
+    from streamfold.blob import open_blob_store
+
+    return open_blob_store("memory:")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

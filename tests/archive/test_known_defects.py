@@ -44,11 +44,6 @@ from tests.archive.tables import SCHEMA, at, changes, open_writer, rows
 BEFORE = Fault(FaultKind.BEFORE)
 
 
-@pytest.fixture
-def blobs() -> BlobStore:
-    return open_blob_store("memory:")
-
-
 async def open_with_base(blobs: BlobStore, state: dict[int, str] | None = None) -> ArchiveWriter:
     writer = await open_writer(at(blobs))
     await writer.write_base(rows(state or {}), "0", reason="first")

@@ -13,15 +13,9 @@ import pytest
 
 from streamfold.blob import open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError
-from tests.s3_gate import Gate, issued, prepare_home, run_gate
+from tests.s3_gate import Gate, issued, prepare_home
 
 SOURCES = ["profile", "process", "role", "container", "instance"]
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[Gate]:
-    with run_gate() as gate:
-        yield gate
 
 
 @pytest.fixture(autouse=True)

@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import COMMAND, Shell
 from tests.interop.serving import serving
-from tests.s3_gate import Gate, issued, prepare_home, run_gate
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[Gate]:
-    with run_gate("ROLE") as gate:
-        yield gate
+from tests.s3_gate import Gate, issued, prepare_home
 
 
 @pytest.fixture

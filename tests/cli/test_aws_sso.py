@@ -12,18 +12,12 @@ import pytest
 from tests.cli.commands import COMMAND, Shell
 from tests.interop.serving import serving
 from tests.ports import free_port
-from tests.s3_gate import Gate, prepare_home, run_gate
+from tests.s3_gate import Gate, prepare_home
 from tests.sso import Portal, log_in, run_portal, write_profile
 
 HOUR = timedelta(hours=1)
 #: Texts that no output may have.
 SECRETS = ("token-of", "secret-of")
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[Gate]:
-    with run_gate("SSO") as gate:
-        yield gate
 
 
 @pytest.fixture

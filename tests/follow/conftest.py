@@ -6,20 +6,25 @@ import pytest
 from s2_sdk import S2
 
 from streamfold.follow.clients.s2 import S2Client
-from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
+from streamfold.store.settings import StoreSettings
+from tests.follow.ledger import Ledger
 from tests.sdk import sdk_client
+from tests.server.conftest import configuration
 
 BASIN, STREAM = "test-basin", "orders"
+#: For tests that wait until a trim takes effect.
+QUICK_TRIMS = StoreSettings(trim_grace=0.2)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    """A server in memory on a free port of this machine, that says nothing and stops quickly."""
-    configuration = Configuration(
-        host="127.0.0.1", port=0, access_log=False, drain_timeout=1.0, linger=0.0
-    )
-    async with running_server(configuration) as server:
+    async with running_server(configuration(store=QUICK_TRIMS)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         yield server

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -78,24 +78,32 @@ def measure(table):
 """
 
 
-@pytest.mark.parametrize(("name", "codec"), [("bytes", BYTES), ("arrow", ARROW)])
-def test_200_megabytes_restore_within_twice_that(name: str, codec: str, tmp_path: Path) -> None:
-    with serving(
-        "--host", "127.0.0.1", "--no-access-log", "--local-root", str(tmp_path), "--no-fsync"
-    ) as exports:
-        env = {**os.environ, **exports}
+@pytest.fixture(scope="module")
+def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What programs need to reach a server on local disk."""
+    folder = str(tmp_path_factory.mktemp("store"))
+    quiet = ("--host", "127.0.0.1", "--no-access-log", "--no-fsync")
+    with serving(*quiet, "--local-root", folder) as exports:
+        yield {**os.environ, **exports}
 
-        def run(script: str) -> str:
-            text = script.replace("{codec}", codec).replace("{name}", name)
-            text = text.replace("{size}", str(SIZE))
-            done = subprocess.run(
-                [sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=240
-            )
-            assert done.returncode == 0, done.stderr
-            return done.stdout.strip()
 
-        assert run(TAKE) == "framed"
-        found = json.loads(run(RESTORE))
+@pytest.mark.parametrize(
+    ("name", "codec"), [("bytes", BYTES), ("arrow", ARROW)], ids=["bytes", "arrow"]
+)
+def test_200_megabytes_restore_within_twice_that(
+    name: str, codec: str, variables: dict[str, str]
+) -> None:
+    def run(script: str) -> str:
+        text = script.replace("{codec}", codec).replace("{name}", name)
+        text = text.replace("{size}", str(SIZE))
+        done = subprocess.run(
+            [sys.executable, "-c", text], env=variables, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert run(TAKE) == "framed"
+    found = json.loads(run(RESTORE))
     assert found["place"] == "framed"
     assert found["size"] >= SIZE * 0.99
     assert found["grown"] <= 2 * SIZE, f"{found['grown'] / SIZE:.2f} times its size"

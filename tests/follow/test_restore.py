@@ -29,16 +29,6 @@ from streamfold.model.records import Header, Record, trim_record
 from tests.follow.ledger import EAGER, SMALL, Ledger, Watched, fold, initial
 
 
-@pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-def blobs() -> BlobStore:
-    return open_blob_store("memory:")
-
-
 async def test_an_empty_stream_restores_to_the_initial_state(ledger: Ledger) -> None:
     assert await ledger.restored() == []
 

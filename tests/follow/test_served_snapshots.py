@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from s2_sdk import AppendInput, Record
@@ -28,20 +27,20 @@ from streamfold.follow import (
 )
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.model.access_tokens import Secret
-from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
 from tests.ports import free_port
 from tests.sdk import sdk_client
+from tests.server.conftest import configuration
 
 BASIN, STREAM = "follow-served", "team/counts"
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with running_server(Configuration(host="127.0.0.1", port=0, access_log=False)) as server:
-        await server.store.create_basin(BASIN)
-        await server.store.create_stream(BASIN, STREAM)
-        yield server
+async def server(server: Server) -> Server:
+    """With a stream that has a slash in its name."""
+    await server.store.create_basin(BASIN)
+    await server.store.create_stream(BASIN, STREAM)
+    return server
 
 
 def count(state: dict[str, int], record: StreamRecord) -> dict[str, int]:
@@ -136,8 +135,7 @@ async def test_a_failed_read_may_be_repeated_and_a_failed_save_is_of_unknown_out
 
 async def test_a_wrong_token_is_reported_without_being_shown() -> None:
     root = Secret("a-root-token-that-is-long-enough")
-    guarded = Configuration(host="127.0.0.1", port=0, access_log=False, root_token=root)
-    async with running_server(guarded) as server:
+    async with running_server(configuration(root_token=root)) as server:
         with pytest.raises(UnauthenticatedError) as refusal:
             await ServerSnapshots(server.url, BASIN, STREAM, "wrong-token").list()
         assert "wrong-token" not in str(refusal.value)

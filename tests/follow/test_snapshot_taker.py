@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamfold.blob import BlobStore, open_blob_store
+from streamfold.blob import BlobStore
 from streamfold.errors import (
     FencingTokenMismatchError,
     InvalidError,
@@ -28,17 +28,6 @@ from streamfold.follow.encoding.stream_writer import Sizes
 from streamfold.follow.snapshots.taker import RetentionRules
 from streamfold.model.records import Record
 from tests.follow.ledger import SMALL, KilledError, Ledger, Watched
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-def blobs() -> BlobStore:
-    return open_blob_store("memory:")
-
 
 KINDS = ["external", "record", "framed"]
 

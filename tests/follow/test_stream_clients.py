@@ -19,7 +19,7 @@ from streamfold.records.protobuf import delimited
 from streamfold.store import ReadRequest, from_seq_num, open_store
 from streamfold.testing.stream_client_kit import StreamClientConformance
 from streamfold.testing.stream_faults import FaultyStream, ScriptedStreamFaults
-from tests.follow.conftest import BASIN, STREAM
+from tests.follow.conftest import BASIN, QUICK_TRIMS, STREAM
 
 
 class TestMemoryStream(StreamClientConformance):
@@ -36,7 +36,7 @@ class TestFaultyStreamWithoutFaults(StreamClientConformance):
 
 @pytest.fixture
 async def embedded() -> AsyncIterator[StreamClient]:
-    async with open_store("memory:") as store:
+    async with open_store("memory:", QUICK_TRIMS) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
         yield EmbeddedClient(store, BASIN, STREAM, lambda at: ReadRequest(from_seq_num(at)))

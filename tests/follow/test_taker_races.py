@@ -19,11 +19,6 @@ from streamfold.model.records import Record
 from tests.follow.ledger import Ledger, Watched
 
 
-@pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
-
-
 @pytest.mark.parametrize("batches", [False, True], ids=["fold", "fold_batch"])
 async def test_a_record_that_the_fold_fails_on_is_never_left_out_of_a_snapshot(
     batches: bool,

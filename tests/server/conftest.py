@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from s2_sdk import S2, S2Basin, S2Stream
 
+from streamfold.model.access_tokens import Secret
 from streamfold.server.config import Configuration
 from streamfold.server.main import Server, running_server
 from tests.sdk import sdk_client
 from tests.server.raw_h2 import H2Client, h2_client
 
+ROOT = "a-root-token-of-this-test"
 BASIN = "test-basin"
 STREAM = "orders"
 
@@ -40,6 +42,15 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     async with running_server(configuration()) as server:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        yield server
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Server]:
+    """A server that asks for access tokens, and whose long-polls are short."""
+    async with running_server(configuration(root_token=Secret(ROOT), long_poll=0.1)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         yield server

@@ -11,6 +11,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.spark import local_session
 
 from .server import SecuredServer, Server
@@ -84,3 +85,9 @@ def fresh(server: Server) -> Callable[[], str]:
         return name
 
     return create
+
+
+@pytest.fixture
+def loop() -> Iterator[DriverLoop]:
+    with DriverLoop() as running:
+        yield running

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from streamfold.archive import Destination
 from streamfold.archive.destinations.aws_credentials import AwsAccess
 from tests.archive.events.receivers import Hook, access_to, run_hook
 from tests.s3 import S3Server
@@ -39,3 +40,8 @@ def access(s3_server: S3Server) -> AwsAccess:
 def hook() -> Iterator[Hook]:
     with run_hook() as running:
         yield running
+
+
+@pytest.fixture
+def destination() -> Destination:
+    return Destination.open("memory:table")

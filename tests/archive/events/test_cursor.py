@@ -33,11 +33,6 @@ from tests.archive.events.feeds import (
 )
 
 
-@pytest.fixture
-def destination() -> Destination:
-    return Destination.open("memory:table")
-
-
 async def cursor_of(destination: Destination, sink: str = "sink") -> dict[str, object]:
     data = await destination.blobs.get(f"events/{sink}.json")
     return dict(json.loads(data))

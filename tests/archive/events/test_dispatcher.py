@@ -27,11 +27,6 @@ from tests.archive.events.feeds import (
 )
 
 
-@pytest.fixture
-def destination() -> Destination:
-    return Destination.open("memory:table")
-
-
 class HeldSink(EventSink):
     """Takes events only while the gate is open."""
 

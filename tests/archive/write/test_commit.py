@@ -32,7 +32,7 @@ from streamfold.archive.manifest.updates import (
 from streamfold.archive.write.artifacts import write_part
 from streamfold.archive.write.commit import SWAP_ATTEMPTS, Commit, Committed, Conflict, Unknown
 from streamfold.archive.write.writer import GAP, ArchiveWriter
-from streamfold.blob import BlobChangedError, BlobStore, open_blob_store
+from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import (
     BlobOutcomeUnknownError,
     BlobUnavailableError,
@@ -57,11 +57,6 @@ class Script(ScriptedFaults):
 
     def set(self, script: dict[Operation, list[Fault]]) -> None:
         self.__init__(script)  # type: ignore[misc]  # the same object, from the start
-
-
-@pytest.fixture
-def blobs() -> BlobStore:
-    return open_blob_store("memory:")
 
 
 @pytest.fixture

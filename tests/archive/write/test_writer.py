@@ -34,11 +34,6 @@ from tests.archive.tables import SCHEMA, Clock, at, changes, net_changes, open_w
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.fixture
-def blobs() -> BlobStore:
-    return open_blob_store("memory:")
-
-
 async def test_a_base_and_its_diffs_rebuild_the_table(blobs: BlobStore) -> None:
     writer = await open_writer(at(blobs))
     await writer.write_base(rows({1: "a", 2: "b"}), "4", reason="first")

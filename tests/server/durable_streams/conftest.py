@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from streamfold.server.main import Server, running_server
+from streamfold.store.store import StreamStore, open_store
 from tests.server.conftest import configuration
+from tests.server.durable_streams.subscribing import BASIN, Receiver, receiving
 
 JSON = {"content-type": "application/json"}
 OCTETS = {"content-type": "application/octet-stream"}
@@ -39,7 +41,8 @@ def producer(name: str, epoch: int, seq: int) -> dict[str, str]:
 async def browsing(server: Server, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client of the server, without timeouts: long-polls of tests may last a minute."""
     url = f"http://127.0.0.1:{server.port}"
-    async with httpx.AsyncClient(base_url=url, timeout=None, **options) as client:
+    settings = {"verify": False, "timeout": None, **options}  # certificates take 25 ms to load
+    async with httpx.AsyncClient(base_url=url, **settings) as client:
         yield client
 
 
@@ -48,6 +51,21 @@ async def durable() -> AsyncIterator[Server]:
     """A server whose long-polls are short."""
     async with running_server(configuration(long_poll=0.1)) as server:
         yield server
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[StreamStore]:
+    """A store with one basin, for subscriptions without a server."""
+    async with open_store("memory:") as store:
+        await store.create_basin(BASIN)
+        yield store
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    """Takes webhooks."""
+    async with receiving() as receiver:
+        yield receiver
 
 
 @pytest.fixture

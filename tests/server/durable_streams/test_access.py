@@ -12,24 +12,22 @@ from s2_sdk import (
     PrefixMatch,
 )
 
-from streamfold.model.access_tokens import Secret
-from streamfold.server.main import Server, running_server
+from streamfold.server.main import Server
 from tests.sdk import sdk_client
-from tests.server.conftest import configuration
+from tests.server.conftest import ROOT
 from tests.server.durable_streams.conftest import JSON, browsing
 
-ROOT = "a-root-token-of-this-test"
 BUCKET = "durable-streams"
 STREAM = "/v1/stream/orders"
 
 
 @pytest.fixture
-async def guarded() -> AsyncIterator[Server]:
-    async with running_server(configuration(root_token=Secret(ROOT), long_poll=0.1)) as server:
-        async with browsing(server, headers=bearer(ROOT)) as root:
-            await root.put(STREAM, headers=JSON, content=b"[1,2]")
-            await root.put(f"{STREAM}/snapshot/1", content=b"state")
-        yield server
+async def guarded(guarded: Server) -> Server:
+    """With a stream of two messages, and a snapshot of the first."""
+    async with browsing(guarded, headers=bearer(ROOT)) as root:
+        await root.put(STREAM, headers=JSON, content=b"[1,2]")
+        await root.put(f"{STREAM}/snapshot/1", content=b"state")
+    return guarded
 
 
 def bearer(secret: str) -> dict[str, str]:

@@ -14,9 +14,9 @@ from s2_sdk import S2, AccessTokenScope, Operation, PrefixMatch
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import Server, running_server
 from tests.sdk import sdk_client
-from tests.server.conftest import configuration, until
+from tests.server.conftest import ROOT, configuration, until
 from tests.server.durable_streams.conftest import JSON, browsing
-from tests.server.durable_streams.test_access import BUCKET, ROOT, STREAM, bearer
+from tests.server.durable_streams.test_access import BUCKET, STREAM, bearer
 from tests.server.s2.test_session_tokens import Clock, clock
 
 __all__ = ["clock"]

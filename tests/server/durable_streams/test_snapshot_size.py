@@ -7,14 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from streamfold.server.main import Server
 from tests.interop.serving import serving
+from tests.proving import PROVING
 from tests.server.durable_streams.conftest import JSON, OCTETS, token
 from tests.server.raw_h1 import h1_client
 
@@ -52,9 +54,18 @@ class Peak:
         return self.bytes - self.before
 
 
-@contextmanager
-def large_server(folder: Path) -> Iterator[tuple[str, int]]:
-    """A server on local disk; its address and process."""
+@dataclass(frozen=True, slots=True)
+class LargeServer:
+    """A server on local disk, in a process of its own."""
+
+    url: str
+    pid: int
+    snapshots: Path
+
+
+@pytest.fixture(scope="module")
+def large_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LargeServer]:
+    folder = tmp_path_factory.mktemp("large")
     before = {child.pid for child in psutil.Process().children()}
     options = ("--host", "127.0.0.1", "--no-access-log", "--local-root", str(folder))
     with serving(*options) as exports:
@@ -63,7 +74,11 @@ def large_server(folder: Path) -> Iterator[tuple[str, int]]:
         # What the server loads after its start is not memory of a snapshot.
         while "streamfold_compiled_kernels 1.0" not in httpx.get(f"{url}/metrics", timeout=60).text:
             time.sleep(0.05)
-        yield url, child.pid
+        yield LargeServer(url, child.pid, folder / "snapshots")
+
+
+def files_below(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 async def zeros(size: int) -> AsyncIterator[bytes]:
@@ -73,62 +88,61 @@ async def zeros(size: int) -> AsyncIterator[bytes]:
     yield piece[: size % MIB]
 
 
-async def test_a_snapshot_of_128_mib_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
-    with large_server(tmp_path) as (url, pid):
-        async with httpx.AsyncClient(base_url=url, timeout=60) as web:
-            await web.put(STREAM, headers=JSON, content=b"[1,2]")
-            await web.put(f"{STREAM}/snapshot/1", content=bytes(MIB))  # buffers are there now
-            with Peak(pid) as peak:
-                published = await web.put(f"{STREAM}/snapshot/2", content=zeros(LIMIT))
-            assert published.status_code == 204, published.text
-            assert peak.growth < GROWTH_MAX, peak.growth
-            with Peak(pid) as peak:
-                for path in ("snapshot/2", "bootstrap"):
-                    size = 0
-                    async with web.stream("GET", f"{STREAM}/{path}") as answer:
-                        async for piece in answer.aiter_raw():
-                            size += len(piece)
-                    assert size >= LIMIT
-            assert peak.growth < GROWTH_MAX, peak.growth
+async def test_a_snapshot_of_128_mib_is_never_in_memory_as_a_whole(
+    large_server: LargeServer,
+) -> None:
+    async with httpx.AsyncClient(base_url=large_server.url, timeout=60) as web:
+        await web.put(STREAM, headers=JSON, content=b"[1,2]")
+        await web.put(f"{STREAM}/snapshot/1", content=bytes(MIB))  # buffers are there now
+        with Peak(large_server.pid) as peak:
+            published = await web.put(f"{STREAM}/snapshot/2", content=zeros(LIMIT))
+        assert published.status_code == 204, published.text
+        assert peak.growth < GROWTH_MAX, peak.growth
+        with Peak(large_server.pid) as peak:
+            for path in ("snapshot/2", "bootstrap"):
+                size = 0
+                async with web.stream("GET", f"{STREAM}/{path}") as answer:
+                    async for piece in answer.aiter_raw():
+                        size += len(piece)
+                assert size >= LIMIT
+        assert peak.growth < GROWTH_MAX, peak.growth
 
 
-async def test_a_larger_one_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with large_server(tmp_path) as (url, pid):
-        async with httpx.AsyncClient(base_url=url, timeout=60) as web:
-            await web.put(STREAM, headers=JSON, content=b"[1]")
-            with Peak(pid) as peak:
-                refused = await web.put(f"{STREAM}/snapshot/1", content=zeros(LIMIT + 1))
-            assert refused.status_code == 413, refused.text
-            assert peak.growth < GROWTH_MAX, peak.growth
-            assert (await web.get(f"{STREAM}/snapshots")).json() == {"snapshots": []}
-    assert [path for path in (tmp_path / "snapshots").rglob("*") if path.is_file()] == []
+async def test_a_larger_one_is_refused_and_leaves_nothing(large_server: LargeServer) -> None:
+    files = files_below(large_server.snapshots)
+    async with httpx.AsyncClient(base_url=large_server.url, timeout=60) as web:
+        await web.put("/v1/stream/larger", headers=JSON, content=b"[1]")
+        with Peak(large_server.pid) as peak:
+            refused = await web.put("/v1/stream/larger/snapshot/1", content=zeros(LIMIT + 1))
+        assert refused.status_code == 413, refused.text
+        assert peak.growth < GROWTH_MAX, peak.growth
+        assert (await web.get("/v1/stream/larger/snapshots")).json() == {"snapshots": []}
+    assert files_below(large_server.snapshots) == files
 
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 10 * LIMIT])
-async def test_one_that_says_so_is_refused_before_it_is_sent(tmp_path: Path, size: int) -> None:
-    with large_server(tmp_path) as (url, _):
-        async with httpx.AsyncClient(base_url=url, timeout=60) as web:
-            await web.put(STREAM, headers=JSON, content=b"[1]")
-        async with h1_client(int(url.rpartition(":")[2])) as h1:
-            head = f"PUT {STREAM}/snapshot/1 HTTP/1.1\r\nhost: localhost\r\n"
-            await h1.send(f"{head}content-length: {size}\r\n\r\n".encode())
-            status, headers = await h1.head()
-            assert (status, headers["x-content-type-options"]) == (413, "nosniff")
+async def test_one_that_says_so_is_refused_before_it_is_sent(
+    durable: Server, web: httpx.AsyncClient, size: int
+) -> None:
+    await web.put(STREAM, headers=JSON, content=b"[1]")
+    async with h1_client(durable.port) as h1:
+        head = f"PUT {STREAM}/snapshot/1 HTTP/1.1\r\nhost: localhost\r\n"
+        await h1.send(f"{head}content-length: {size}\r\n\r\n".encode())
+        status, headers = await h1.head()
+        assert (status, headers["x-content-type-options"]) == (413, "nosniff")
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", STREAM), ("PUT", "/v1/stream/new")])
 async def test_content_that_says_that_it_is_too_large_is_refused_before_it_is_sent(
-    tmp_path: Path, method: str, path: str
+    durable: Server, web: httpx.AsyncClient, method: str, path: str
 ) -> None:
-    with large_server(tmp_path) as (url, _):
-        async with httpx.AsyncClient(base_url=url, timeout=60) as web:
-            await web.put(STREAM, headers=OCTETS)
-            async with h1_client(int(url.rpartition(":")[2])) as h1:
-                head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{_TYPE}"
-                await h1.send(f"{head}content-length: {33 * MIB}\r\n\r\n".encode())
-                assert (await h1.head())[0] == 413
-            assert (await web.head("/v1/stream/new")).status_code == 404
-            assert (await web.head(STREAM)).headers["stream-next-offset"] == token(0)
+    await web.put(STREAM, headers=OCTETS)
+    async with h1_client(durable.port) as h1:
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{_TYPE}"
+        await h1.send(f"{head}content-length: {33 * MIB}\r\n\r\n".encode())
+        assert (await h1.head())[0] == 413
+    assert (await web.head("/v1/stream/new")).status_code == 404
+    assert (await web.head(STREAM)).headers["stream-next-offset"] == token(0)
 
 
 _TYPE = "content-type: application/octet-stream\r\n"
@@ -137,7 +151,7 @@ _TYPE = "content-type: application/octet-stream\r\n"
 def test_a_killed_server_has_everything_that_it_acknowledged(tmp_path: Path) -> None:
     """Appends with producers, a close and a snapshot, and then `kill -9`, again and again."""
     seen = 0
-    for life in range(3):
+    for life in range(3 if PROVING else 2):
         command = [sys.executable, "-m", "streamfold.cli.main", "serve", "--json", "--port=0"]
         command += ["--host=127.0.0.1", "--no-access-log", f"--local-root={tmp_path}"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

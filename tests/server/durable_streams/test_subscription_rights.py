@@ -20,10 +20,10 @@ from streamfold.server.durable_streams.subscriptions.leases import Subscription
 from streamfold.server.durable_streams.subscriptions.registry import SUBSCRIPTIONS_PER_OWNER
 from streamfold.server.main import Server, running_server
 from tests.sdk import sdk_client
-from tests.server.conftest import configuration
+from tests.server.conftest import ROOT, configuration
 from tests.server.durable_streams.conftest import JSON, browsing, token
-from tests.server.durable_streams.subscribing import Receiver, read_subscription, receiving
-from tests.server.durable_streams.test_access import ROOT, bearer
+from tests.server.durable_streams.subscribing import Receiver, read_subscription
+from tests.server.durable_streams.test_access import bearer
 from tests.server.s2.test_session_tokens import Clock, clock
 
 __all__ = ["clock"]
@@ -94,12 +94,6 @@ async def guarded() -> AsyncIterator[Guarded]:
         endpoint = f"http://127.0.0.1:{server.port}"
         async with sdk_client(endpoint, ROOT) as account:
             yield Guarded(server, account, root)
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as receiver:
-        yield receiver
 
 
 def pull(wake_stream: str = "mine/wakes", **changes: Any) -> dict[str, Any]:

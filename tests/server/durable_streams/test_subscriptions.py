@@ -11,7 +11,7 @@ import pytest
 from streamfold.model.names import StreamName
 from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT
 from streamfold.store.durable_streams import ForkSpec, StreamSpec, prepared
-from streamfold.store.store import StreamStore, open_store
+from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset
 from tests.server.durable_streams.subscribing import (
     BASIN,
@@ -20,25 +20,11 @@ from tests.server.durable_streams.subscribing import (
     Receiver,
     append,
     create,
-    receiving,
     refuse_all,
     serving,
 )
 
 START = format_offset(0)
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[StreamStore]:
-    async with open_store("memory:") as store:
-        await store.create_basin(BASIN)
-        yield store
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as receiver:
-        yield receiver
 
 
 @pytest.fixture

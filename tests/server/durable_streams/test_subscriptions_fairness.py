@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamfold.server.durable_streams.subscriptions.fairness import SLICE
-from streamfold.store.store import StreamStore, open_store
+from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.subscriptions import MANY_MAX, SEGMENTS_MAX
 from tests.server.durable_streams.subscribing import (
     BASIN,
@@ -61,13 +61,6 @@ async def counting_turns() -> AsyncIterator[Turns]:
         yield turns
     finally:
         task.cancel()
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[StreamStore]:
-    async with open_store("memory:") as store:
-        await store.create_basin(BASIN)
-        yield store
 
 
 async def test_appends_to_many_streams_are_matched_in_slices(store: StreamStore) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamfold.store.store import StreamStore, open_store
+from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset
 from tests.server.durable_streams.subscribing import (
     BASIN,
@@ -23,13 +23,6 @@ from tests.server.durable_streams.subscribing import (
     serving,
 )
 from tests.server.durable_streams.test_subscriptions import START, code, pull
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[StreamStore]:
-    async with open_store("memory:") as store:
-        await store.create_basin(BASIN)
-        yield store
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from streamfold.errors import UnauthenticatedError
 from streamfold.server.durable_streams.subscriptions.leases import Subscription
-from streamfold.store.store import StreamStore, open_store
+from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.durable_streams.signing import verify
 from tests.server.durable_streams.subscribing import (
-    BASIN,
     DONE,
     Bench,
     Clock,
@@ -32,19 +31,6 @@ from tests.server.durable_streams.subscribing import (
 from tests.server.durable_streams.test_subscriptions import START, code, webhook
 
 LEASE = 1.0
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[StreamStore]:
-    async with open_store("memory:") as store:
-        await store.create_basin(BASIN)
-        yield store
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as receiver:
-        yield receiver
 
 
 @pytest.fixture

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 from s2_sdk import AccessTokenScope, Operation, PrefixMatch
 
-from streamfold.model.access_tokens import Secret
 from streamfold.model.configs import BasinConfig
-from streamfold.server.main import Server, running_server
-from tests.server.conftest import configuration
+from streamfold.server.main import Server
 from tests.server.durable_streams.conftest import JSON, browsing
-from tests.server.durable_streams.test_access import ROOT, bearer, issue
+from tests.server.durable_streams.test_access import bearer, issue
 
 #: A basin that creates streams on append and read, and one that does not.
 EAGER, PLAIN = "eager-basin", "plain-basin"
 
 
 @pytest.fixture
-async def guarded() -> AsyncIterator[Server]:
-    async with running_server(configuration(root_token=Secret(ROOT))) as server:
-        await server.store.create_basin(PLAIN)
-        eager = BasinConfig(create_stream_on_append=True, create_stream_on_read=True)
-        await server.store.create_basin(EAGER, eager)
-        yield server
+async def guarded(guarded: Server) -> Server:
+    """With a basin that creates streams on append and on read, and one that does not."""
+    await guarded.store.create_basin(PLAIN)
+    eager = BasinConfig(create_stream_on_append=True, create_stream_on_read=True)
+    await guarded.store.create_basin(EAGER, eager)
+    return guarded
 
 
 async def allowed(server: Server, operation: Operation) -> dict[str, str]:

@@ -9,9 +9,9 @@ from s2_sdk import AccessTokenScope, ExactMatch, Operation, PrefixMatch
 
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import Server, running_server
-from tests.server.conftest import BASIN, STREAM, configuration
+from tests.server.conftest import BASIN, ROOT, STREAM, configuration
 from tests.server.durable_streams.conftest import browsing
-from tests.server.durable_streams.test_access import ROOT, bearer, issue
+from tests.server.durable_streams.test_access import bearer, issue
 
 VICTIM = "victim-basin"
 

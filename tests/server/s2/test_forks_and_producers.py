@@ -8,27 +8,24 @@ from typing import Any
 import httpx
 import pytest
 
-from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
-from streamfold.server.main import Server, running_server
-from tests.server.conftest import BASIN, configuration
+from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope
+from streamfold.server.main import Server
+from tests.server.conftest import BASIN, ROOT
 from tests.server.durable_streams.conftest import JSON, browsing, producer, token
 
-ROOT = "the-root-token-of-this-test"
 AS_ROOT = {"authorization": f"Bearer {ROOT}"}
 NAMED = {"s2-basin": BASIN}
 
 
 @pytest.fixture
-async def guarded() -> AsyncIterator[Server]:
-    """A server with a stream of five records, forks of it, and a fork of a fork."""
-    async with running_server(configuration(root_token=Secret(ROOT))) as server:
-        await server.store.create_basin(BASIN)
-        async with browsing(server, headers=AS_ROOT) as web:
-            await create(web, "team-source", content=b"[0,1,2,3,4]")
-            await create(web, "team-first", "team-source", at=2)
-            await create(web, "other-second", "team-source", at=3)
-            await create(web, "team-third", "team-first", at=1)
-        yield server
+async def guarded(guarded: Server) -> Server:
+    """With a stream of five records, forks of it, and a fork of a fork."""
+    async with browsing(guarded, headers=AS_ROOT) as web:
+        await create(web, "team-source", content=b"[0,1,2,3,4]")
+        await create(web, "team-first", "team-source", at=2)
+        await create(web, "other-second", "team-source", at=3)
+        await create(web, "team-third", "team-first", at=1)
+    return guarded
 
 
 @pytest.fixture
@@ -61,7 +58,7 @@ async def as_caller(guarded: Server, *, prefixed: bool) -> httpx.AsyncClient:
     secret = await guarded.store.account.issue_access_token(AccessToken("team", scope, prefixed))
     url = f"http://127.0.0.1:{guarded.port}"
     headers = NAMED | {"authorization": f"Bearer {secret.text}"}
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=60)
+    return httpx.AsyncClient(base_url=url, headers=headers, verify=False, timeout=60)
 
 
 async def test_a_stream_shows_its_origin_and_its_forks(web: httpx.AsyncClient) -> None:

@@ -10,9 +10,9 @@ from streamfold.errors import InvalidError, StreamNotFoundError
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import running_server
 from streamfold.wire.s2.errors import shown_message
-from tests.server.conftest import BASIN, configuration
+from tests.server.conftest import BASIN, ROOT, configuration
 from tests.server.durable_streams.conftest import JSON, browsing
-from tests.server.durable_streams.test_access import ROOT, bearer, issue
+from tests.server.durable_streams.test_access import bearer, issue
 from tests.server.frames import SESSION, append_frame, frames_in
 from tests.server.raw_h2 import h2_client
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -25,25 +25,16 @@ from s2_sdk import (
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import Server, running_server
 from tests.sdk import sdk_client
-from tests.server.conftest import BASIN, STREAM, configuration
+from tests.server.conftest import BASIN, ROOT, STREAM, configuration
 from tests.server.curl import curl
 from tests.server.raw_h2 import h2_client
 
-ROOT = "a-root-token-of-this-test"
 EVERYWHERE = PrefixMatch("")
 READER = AccessTokenScope(
     basins=EVERYWHERE,
     streams=EVERYWHERE,
     op_groups=OperationGroupPermissions(basin=Permission.READ, stream=Permission.READ),
 )
-
-
-@pytest.fixture
-async def guarded() -> AsyncIterator[Server]:
-    async with running_server(configuration(root_token=Secret(ROOT))) as server:
-        await server.store.create_basin(BASIN)
-        await server.store.create_stream(BASIN, STREAM)
-        yield server
 
 
 def client(server: Server, token: str) -> S2:

@@ -24,11 +24,11 @@ from s2_sdk import (
 
 from streamfold.server.main import Server
 from streamfold.store import store as stores
-from tests.server.conftest import BASIN, STREAM
+from tests.server.conftest import BASIN, ROOT, STREAM
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
 from tests.server.http.test_drain import held_commits, open_session
 from tests.server.raw_h2 import h2_client
-from tests.server.s2.test_sdk_access import ROOT, client, guarded
+from tests.server.s2.test_sdk_access import client
 from tests.server.s2.test_sse import events
 
 EVERYTHING = AccessTokenScope(
@@ -36,8 +36,6 @@ EVERYTHING = AccessTokenScope(
     streams=PrefixMatch(""),
     op_groups=OperationGroupPermissions(stream=Permission.READ_WRITE),
 )
-
-__all__ = ["guarded"]
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyspark
 import pytest
 
-from tests.s3_gate import Gate, issued, prepare_home, run_gate
+from tests.s3_gate import Gate, issued, prepare_home
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, feed, replayed
 from tests.spark.snapshotter.process import Process, configuration
@@ -40,12 +40,6 @@ rows = spark.read.format("streamfold-archive").load(sys.argv[1]).select("id").co
 print(json.dumps(sorted(row.id for row in rows)))
 spark.stop()
 """
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[Gate]:
-    with run_gate("PROFILE") as gate:
-        yield gate
 
 
 class Asked:

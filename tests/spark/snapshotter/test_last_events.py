@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from tests.ports import free_port
 from tests.spark.server import Server
 from tests.spark.snapshotter.hook import Hook
 from tests.spark.snapshotter.tables import table_job, table_schema
-
-
-@pytest.fixture
-def loop() -> Iterator[DriverLoop]:
-    with DriverLoop() as running:
-        yield running
 
 
 def _job(folder: Path, url: str) -> TableJob:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,12 +34,6 @@ from streamfold.spark import DataLossError
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed
 from tests.spark.snapshotter.tables import check_every_boundary, manifest_of, state_of, table_job
-
-
-@pytest.fixture
-def loop() -> Iterator[DriverLoop]:
-    with DriverLoop() as running:
-        yield running
 
 
 def open_pipeline(spark: SparkSession, loop: DriverLoop, job: Any) -> TablePipeline:

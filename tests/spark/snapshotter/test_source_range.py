@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +27,6 @@ from tests.spark.snapshotter.tables import manifest_of, state_of, table_job
 
 #: Milliseconds since 1970 of the first commit.
 START = 1_700_000_000_000
-
-
-@pytest.fixture
-def loop() -> Iterator[DriverLoop]:
-    with DriverLoop() as running:
-        yield running
 
 
 def copied(lsn: str, number: int) -> s2_sdk.Record:

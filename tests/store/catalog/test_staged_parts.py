@@ -13,15 +13,9 @@ from streamfold.errors import InvalidError, WriterFencedError
 from streamfold.store.catalog.staged_parts import PART_LIFETIME, PartsBusyError, StagedParts
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
+from tests.store.conftest import Clock
 
 HOUR = 3_600_000
-
-
-class Clock:
-    now = 1_767_225_600_000
-
-    def __call__(self) -> int:
-        return self.now
 
 
 async def body(content: bytes) -> AsyncIterator[bytes]:
@@ -47,16 +41,6 @@ class SlowDeletes(FaultyBlobStore):
         self.deleting.set()
         await self.proceed.wait()
         await super().delete(key)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def blobs() -> BlobStore:
-    return open_blob_store("memory:")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import stat
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,18 +17,12 @@ from streamfold.model.records import Record
 from streamfold.store import ReadRequest, from_seq_num, open_store
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.s3_access import CredentialEndpoint
-from tests.s3_gate import Gate, issued, prepare_home, run_gate
+from tests.s3_gate import Gate, issued, prepare_home
 
 if TYPE_CHECKING:  # exists only in obstore's stubs
     from obstore.store import S3Credential
 
 REF = ("test-basin", "orders")
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[Gate]:
-    with run_gate() as gate:
-        yield gate
 
 
 @pytest.fixture

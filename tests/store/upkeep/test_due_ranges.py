@@ -9,6 +9,7 @@ import pytest
 from streamfold.model.names import StreamRef
 from streamfold.store import keys
 from streamfold.store.upkeep.due_ranges import NEVER, DueRanges, Visit
+from tests.proving import seeds
 from tests.store.conftest import BASIN
 
 
@@ -28,7 +29,7 @@ def visit(ranges: DueRanges, start: bytes, streams: dict[int, int], rest: int | 
     return len(inside)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, proving=100))
 def test_every_stream_is_visited_when_it_is_due(seed: int) -> None:
     chance = random.Random(seed)
     ranges, streams, now = DueRanges(), dict[int, int](), 0

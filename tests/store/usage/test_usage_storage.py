@@ -24,6 +24,7 @@ from streamfold.store.upkeep.due_ranges import Visit
 from streamfold.store.usage import held_bytes
 from streamfold.store.usage.held_bytes import HeldBytes
 from streamfold.testing.engine_faults import CommitFault
+from tests.proving import seeds
 from tests.store import durable_streams
 from tests.store.conftest import BASIN, STREAM, Bench, Clock, bodies
 from tests.store.durable_streams import fork_of
@@ -272,7 +273,7 @@ async def test_records_that_were_counted_before_they_were_reported_count_once(
     assert (await ledger.settle(BASIN, stream_id)).held == 3 * ONE
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, proving=40))
 async def test_rows_are_the_same_whether_they_are_scanned_or_read_by_their_keys(
     store: StreamStore, bench: Bench, clock: Clock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -293,7 +294,7 @@ async def test_rows_are_the_same_whether_they_are_scanned_or_read_by_their_keys(
 
 
 @pytest.mark.parametrize("remembered", [4, 100_000])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, proving=40))
 async def test_what_is_held_is_what_the_chunks_hold_whatever_happened(
     bench: Bench, clock: Clock, seed: int, remembered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
