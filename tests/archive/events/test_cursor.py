@@ -165,6 +165,21 @@ async def test_a_deleted_cursor_sends_all_that_is_live_again(destination: Destin
     assert sink.events == table.committed * 2
 
 
+async def test_a_pruning_before_the_first_cursor_leaves_no_unmarked_gap(
+    destination: Destination,
+) -> None:
+    """The sink has events although no cursor says so: its process ended before it was stored."""
+    table, sink = await Table.create(destination), MemorySink()
+    await deliver_all(destination, sink=sink)
+    await destination.blobs.delete("events/sink.json")
+    await table.commit_diff()
+    await table.rebase()
+    await table.prune()
+    await table.commit_diff()
+    await deliver_all(destination, sink=sink)
+    assert sink.events == [table.committed[0], table.gap_notice(), table.committed[-1]]
+
+
 @pytest.mark.parametrize("data", [b"", b"no json", b"{}", b'{"version": 2}'])
 async def test_a_cursor_that_cannot_be_read_stops_its_own_sink_only(
     destination: Destination, data: bytes

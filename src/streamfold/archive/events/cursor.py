@@ -69,11 +69,12 @@ def find_due(manifest: Manifest, position: SinkPosition | None) -> list[DueArtif
     """Return what is to be announced after `position`, in order; everything live after None.
 
     If the artifacts that followed `position` are no longer live, announcing begins at the newest base,
-    which is marked as a gap.
+    which is marked as a gap. Without a position the sink may still have events, sent before its first
+    cursor was stored: the oldest base is a gap unless nothing ever preceded it.
     """
     artifacts = manifest.artifacts
     if position is None:
-        return [DueArtifact(artifacts[0], False), *_linked(artifacts)]
+        return [DueArtifact(artifacts[0], artifacts[0].epoch > 1), *_linked(artifacts)]
     for index in range(len(artifacts) - 1, -1, -1):
         if position_of(manifest, artifacts[index]) == position:
             return list(_linked(artifacts[index:]))
