@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streamfold.model.records import Record, trim_record
 from streamfold.store.engine import slatedb_tables
-from streamfold.store.engine.engine import commit_rows
+from streamfold.store.engine.engine import Tables, commit_rows
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
@@ -219,6 +220,38 @@ async def test_dead_bytes_are_known_after_a_restart(tmp_path: Path) -> None:
 
 
 # Upstream defect 6.
+async def test_a_run_that_slatedb_makes_meanwhile_does_not_hide_dead_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge covers all runs that were there when the tables were read, and not this one."""
+    async with driven(tmp_path.as_uri()) as run:
+        engine = run.reclaimer.engine
+        await run.fill("goes", 4 * SMALL)
+        await engine.flush()
+        while not (await engine.tables()).runs:
+            await engine.merge((), young=True)  # as SlateDB does on its own
+        await run.fill("stays", SMALL)
+        await run.delete("goes")
+        reads = 0
+
+        async def earlier() -> Tables:
+            nonlocal reads
+            reads += 1
+            tables = await SlateEngine.tables(engine)  # type: ignore[arg-type]
+            if reads > 1:
+                return tables
+            young = (*tables.young, *(made.size for made in tables.runs))
+            return replace(tables, young=young, runs=())
+
+        monkeypatch.setattr(engine, "tables", earlier)
+        await run.after(RECLAIM_AFTER)
+        for _ in range(10):
+            await run.after(RECLAIM_AFTER)
+        assert run.dead < TABLE_BYTES
+        assert (await engine.tables()).total < SMALL + 2 * TABLE_BYTES
+        assert len(await read_all(run.store, "stays")) == SMALL // SMALL_BODY
+
+
 async def test_a_merge_that_slatedb_refused_does_not_count_as_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

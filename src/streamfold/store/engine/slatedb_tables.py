@@ -100,6 +100,8 @@ class SlateTables:
         sources += [binding.SourceId.SORTED_RUN(run) for run in present if run in runs]
         if not sources or not set(runs) <= set(present):
             return False
+        if young and runs and present[0] not in runs:
+            return False  # SlateDB has just made a run of young tables, which belongs between these
         destination = min(runs) if runs else max(present, default=-1) + 1
         spec = binding.CompactionSpec.TIERED(b"", sources, destination)
         try:
