@@ -71,7 +71,7 @@ class Ingesting:
 
     async def failure(self) -> BaseException | None:
         """Wait until the ingester fails; it may take several snapshots, for which PostgreSQL waits."""
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(500):
             await asyncio.wait({self.task})
         return self.task.exception()
 

@@ -315,7 +315,7 @@ async def test_a_copy_that_never_finds_its_snapshot_ends_with_advice(
         failing = asyncio.ensure_future(running.failure())
         while not failing.done():
             # A slot waits for a note of open transactions in the log, which nobody else writes here.
-            await asyncio.wait({failing}, timeout=5)
+            await asyncio.wait({failing}, timeout=0.5)
             await asyncio.to_thread(execute, database, "CHECKPOINT")
         failure = failing.result()
     assert isinstance(failure, SourceUnusableError)

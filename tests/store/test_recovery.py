@@ -190,8 +190,8 @@ async def test_closing_ends_although_storage_is_silent(
     async def no_answer(*, flush: bool = True) -> None:
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(10) as limit:
-        async with bench.store(StoreSettings(commit_timeout=0.5)) as store:
+    async with asyncio.timeout(60) as limit:
+        async with bench.store(StoreSettings(commit_timeout=1.5)) as store:
             await store.create_basin(BASIN)
             await store.create_stream(BASIN, STREAM)
             await store.append(BASIN, STREAM, bodies("a"))

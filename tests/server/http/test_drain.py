@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from streamfold.store.engine.engine import Batch
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
 from streamfold.wire.s2.frames import Frame
+from tests.cli.commands import Shell, line_of
 from tests.ports import free_port
+from tests.sdk import sdk_client
 from tests.server.conftest import BASIN, STREAM, configuration, sdk, until
 from tests.server.curl import curl
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
@@ -295,24 +299,30 @@ async def test_what_a_client_had_accepted_is_there_after_a_restart(tmp_path: Pat
 
 
 async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Path) -> None:
-    """Nothing that it submits is lost or doubled, although the server goes away in the middle."""
-    settings = configuration(
-        location=tmp_path.as_uri(), port=free_port(), linger=0.1, drain_timeout=3.0
-    )
-    async with running_server(settings) as server:
-        await server.store.create_basin(BASIN)
-        await server.store.create_stream(BASIN, STREAM)
-        client = sdk(server, retry=Retry(max_attempts=20))
-        stream = (await client.__aenter__()).basin(BASIN).stream(STREAM)
-        session = stream.append_session()
-        tickets = [await session.submit(_numbered(number)) for number in range(50)]
-        await tickets[0]
-    tickets += [await session.submit(_numbered(number)) for number in range(50, 100)]
-    async with running_server(settings):
-        acks = [await ticket for ticket in tickets]
-        await session.close()
-        bodies = [record.body for record in (await stream.read(start=SeqNum(0))).records]
-        await client.__aexit__(None, None, None)
+    """Nothing that it submits is lost or doubled, although the server goes away in the middle.
+
+    The servers are processes: one that ends closes all connections, as this one cannot.
+    """
+    port = free_port()
+    arguments = ("serve", "--host", "127.0.0.1", "--port", str(port), "--json")
+    serve = partial(Shell({}).running, *arguments, "--local-root", str(tmp_path))
+    retry = Retry(max_attempts=1000)  # as long as the next server takes to start
+    async with sdk_client(f"http://127.0.0.1:{port}", retry=retry) as client:
+        async with serve() as first:
+            assert await line_of(first)
+            await client.create_basin(BASIN)
+            await client.basin(BASIN).create_stream(STREAM)
+            stream = client.basin(BASIN).stream(STREAM)
+            session = stream.append_session()
+            tickets = [await session.submit(_numbered(number)) for number in range(50)]
+            await tickets[0]
+            first.send_signal(signal.SIGTERM)
+            tickets += [await session.submit(_numbered(number)) for number in range(50, 100)]
+            assert await first.wait() == 0
+        async with serve():
+            acks = [await ticket for ticket in tickets]
+            await session.close()
+            bodies = [record.body for record in (await stream.read(start=SeqNum(0))).records]
     assert [ack.start.seq_num for ack in acks] == list(range(100))
     assert bodies == [b"%d" % number for number in range(100)]
 

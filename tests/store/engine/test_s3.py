@@ -141,9 +141,10 @@ BAD_WEATHER = [Weather.REFUSED, Weather.SILENT, Weather.ANSWERS_LOST]
 async def test_an_endpoint_that_goes_away_is_an_error_and_not_an_ack(
     far: Location, proxy: FlakyProxy, weather: Weather
 ) -> None:
-    async with asyncio.timeout(60), open_store(far, IMPATIENT) as store:
+    async with open_store(far, CALM) as store:
         await prepare(store)
         await store.append(BASIN, STREAM, [Record(b"before")])
+    async with asyncio.timeout(60), open_store(far, IMPATIENT) as store:
         await proxy.turn(weather)
         with pytest.raises(OutcomeUnknownError):
             await store.append(BASIN, STREAM, [Record(b"during")])
@@ -237,8 +238,9 @@ async def test_a_write_that_storage_denies_is_answered_before_the_timeout_for_si
 async def test_calls_do_not_wait_for_storage_that_is_known_to_refuse(
     far: Location, proxy: FlakyProxy
 ) -> None:
-    async with asyncio.timeout(120), open_store(far, IMPATIENT) as store:
+    async with open_store(far, CALM) as store:
         await prepare(store)
+    async with asyncio.timeout(120), open_store(far, IMPATIENT) as store:
         await proxy.turn(Weather.DENIED)
         with pytest.raises(OutcomeUnknownError):
             await store.append(BASIN, STREAM, [Record(b"denied")])

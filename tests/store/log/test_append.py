@@ -361,7 +361,7 @@ async def test_a_refusal_comes_although_others_never_stop_appending(
         begun[number].set_result(None)
         await appends[number]
     with pytest.raises(SeqNumMismatchError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await refused
     while len(begun) <= 5:  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0)
