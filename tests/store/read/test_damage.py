@@ -18,6 +18,7 @@ from streamfold.store.damage import Damage, KnownDamage, StoreDamagedError, Stre
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.loss_report import LossReport
+from streamfold.store.read import seek
 from streamfold.store.read.requests import ReadRequest, from_seq_num, from_timestamp
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
@@ -105,6 +106,27 @@ async def test_a_read_from_a_time_after_the_damage_works(
             assert await read(store, ReadRequest(from_timestamp(timestamp), count=1)) == [seq_num]
         with pytest.raises(StreamDamagedError, match=f"^records {damaged.start} to"):
             await read(store, ReadRequest(from_timestamp(EPOCH + damaged.start * 1000 + 1)))
+
+
+async def test_records_behind_a_damaged_last_block_can_be_read_as_far_back_as_the_limit(
+    tmp_path: Path, table: Table, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage_at(table, RECORDS - 1)
+    more = 40
+    async with opened(tmp_path, clock) as store:
+        for number in range(more):
+            await store.append(BASIN, STREAM, [Record(incompressible(60_000, number))])
+    async with opened(tmp_path, clock) as store:
+        behind: list[int] = []
+        while len(behind) < more:  # some at a time: together they have more than a megabyte
+            behind += await read(store, ReadRequest(from_seq_num(RECORDS + len(behind))))
+        assert behind == list(range(RECORDS, RECORDS + more))
+        monkeypatch.setattr(seek, "BEHIND_DAMAGE_MAX", 10)
+        with pytest.raises(StreamDamagedError) as raised:
+            await read(store, ReadRequest(from_seq_num(RECORDS)))
+        assert raised.value.seq_nums == range(RECORDS, RECORDS + more - 10)
+        request = ReadRequest(from_seq_num(RECORDS + more - 10), count=1)
+        assert await read(store, request) == [RECORDS + more - 10]
 
 
 async def test_retention_never_removes_records_because_they_are_damaged(

@@ -21,6 +21,7 @@ from streamfold.store.mount import Mount
 from streamfold.store.read.requests import Allowance, ReadBatch
 from streamfold.store.read.seek import (
     apply_retention,
+    chunks_behind_damage,
     damaged_records,
     next_segment,
     own_part,
@@ -70,6 +71,8 @@ class Cursor:
         self._eager = False
         #: Bytes read from storage.
         self._fetched = 0
+        #: Last records of chunks behind a damaged block that are not read yet, newest first.
+        self._behind_damage: list[int] = []
         #: Closes the scan that `give_up` dropped.
         self._closing: asyncio.Future[None] | None = None
         #: Chunks that are being read from their files although nobody asked for them yet, in order.
@@ -362,7 +365,13 @@ class Cursor:
                 end = keys.chunk(self._log.id, durable)
             self._eager = eager = self._eager and self._mount.scans.room_for_eager
             self._scan = self._mount.engine.scan(start, end, eager=eager)
-        page = await anext(self._scan, None)
+        try:
+            page = await anext(self._scan, None)
+        except TableDamagedError:
+            await self._end_scan()
+            if segment is not None or not await self._fetch_behind_damage():
+                raise
+            return
         limit = durable if segment is None else segment.end
         if page is not None:
             parts = self._decode(page)
@@ -375,6 +384,27 @@ class Cursor:
         await self._end_scan()
         if fresh and self.seq_num >= self._log.readable_from:
             raise self._missing(int(limit))
+
+    async def _fetch_behind_damage(self) -> bool:
+        """Read the next chunks one by one, behind a block that no scan passes.
+
+        False if the block may hold the next one itself.
+        """
+        if not self._behind_damage:
+            behind = await chunks_behind_damage(self._mount, self._log, self.seq_num)
+            if behind.first_seq_num > self.seq_num:
+                return False
+            self._behind_damage = list(behind.last_seq_nums)
+        size = 0
+        while self._behind_damage and size < _LOAD_BYTES:
+            last_seq_num = self._behind_damage.pop()
+            if last_seq_num < self.seq_num:
+                continue
+            value = await self._mount.engine.get(keys.chunk(self._log.id, last_seq_num))
+            if value is not None:  # else it was trimmed meanwhile
+                self._ahead.append(chunks.decode(value))
+                size += len(value)
+        return bool(self._ahead) or self.seq_num < self._log.readable_from
 
     def _decode(self, page: list[Row]) -> list[Chunk]:
         """The chunks before the first one that cannot be read; raises if that is the first of all."""

@@ -7,7 +7,8 @@ log2(records) seeks, and no second index to write.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from streamfold.errors import BlobNotFoundError, DataCorruptError, InvalidError
 from streamfold.records import payload as payloads
@@ -25,6 +26,8 @@ from streamfold.store.rows import Segment, StreamRow
 
 #: Streams whose records a fork may have, beside its own: rows, memory and reads grow with them.
 FORK_DEPTH_MAX = 64
+#: The newest chunks of a stream that are found behind a damaged block: each takes a read of its own.
+BEHIND_DAMAGE_MAX = 10_000
 
 
 def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
@@ -179,7 +182,39 @@ async def damaged_records(
     limit = int(log.durable.seq_num) if segment is None else segment.end
     chunk = await _chunk_after(mount, log.row, seq_num, error)
     following = limit if chunk is None else min(limit, chunk.first_seq_num)
+    if chunk is None and segment is None:
+        following = min(limit, (await chunks_behind_damage(mount, log, seq_num)).first_seq_num)
     return stream_damaged(log.ref, range(seq_num, max(following, seq_num + 1)), error)
+
+
+class ChunksBehindDamage(NamedTuple):
+    """The newest chunks of a stream, as far back as they can be read one by one."""
+
+    #: Their last records, newest first.
+    last_seq_nums: Sequence[int]
+    #: The first record of the oldest of them; the tail if there is none.
+    first_seq_num: int
+
+
+async def chunks_behind_damage(mount: Mount, log: StreamLog, seq_num: int) -> ChunksBehindDamage:
+    """The newest chunks that the stream wrote itself, back to the one that holds `seq_num`.
+
+    No scan passes a damaged block that may hold more rows of the stream. But a newer table has the
+    rows that were appended after it, and a read of one row finds it there. A chunk's key is its last
+    record, and its value says which is its first: the one before that is the last of another chunk.
+    """
+    first = int(log.durable.seq_num)
+    last_seq_nums: list[int] = []
+    while first > seq_num and len(last_seq_nums) < BEHIND_DAMAGE_MAX:
+        try:
+            value = await mount.engine.get(keys.chunk(log.id, first - 1))
+        except TableDamagedError:
+            break
+        if value is None:
+            break
+        last_seq_nums.append(first - 1)
+        first = chunks.decode(value).first_seq_num
+    return ChunksBehindDamage(last_seq_nums, first)
 
 
 async def _chunk_after(
