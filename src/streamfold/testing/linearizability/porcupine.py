@@ -1,0 +1,143 @@
+"""The public checker of S2, `s2-porcupine`: the same histories, judged by an independent model.
+
+It tries orders of operations; an append without an answer may take effect at any later time, and a few
+dozen of them exceed any time. The verdict of our checker says what became of each: `resolved` puts that
+into the history. It only makes the public checker's task stricter: an order that it accepts then is an
+order of the original history, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from streamfold.errors import InvalidError
+from streamfold.testing.linearizability.checker import Judgement, Verdict
+from streamfold.testing.linearizability.history import (
+    OperationHistory,
+    OperationResult,
+    StreamOperation,
+    write_history,
+)
+
+#: A checkout of https://github.com/s2-streamstore/s2-verification. Go's proxy does not have the module.
+SOURCE = "S2_VERIFICATION_SOURCE"
+#: Seconds that Go may take to fetch and compile what the program needs.
+_BUILD_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Porcupine:
+    """The built program."""
+
+    program: Path
+
+    @classmethod
+    def find(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> Porcupine:
+        """The program on PATH, else built in `folder` from a checkout; InvalidError without either."""
+        installed = shutil.which("s2-porcupine", path=environment.get("PATH"))
+        if installed is not None:
+            return cls(Path(installed))
+        source = environment.get(SOURCE)
+        if not source:
+            raise InvalidError(
+                "s2-porcupine is not on PATH: install it (s2-verification, make install-go), or set "
+                f"{SOURCE} to a checkout of https://github.com/s2-streamstore/s2-verification, from "
+                "which Go builds it"
+            )
+        program = folder / "s2-porcupine"
+        module = Path(source) / "golang" / "s2-porcupine"
+        try:
+            done = subprocess.run(
+                ["go", "build", "-o", str(program.resolve()), "."],  # noqa: S607
+                cwd=module,
+                capture_output=True,
+                text=True,
+                timeout=_BUILD_SECONDS,
+                env=dict(environment),
+            )
+        except OSError as error:
+            raise InvalidError(f"Go cannot build {module}: {error}") from None
+        if done.returncode:
+            raise InvalidError(f"Go cannot build {module}: {done.stderr}")
+        return cls(program)
+
+    def judge(self, path: Path, seconds: float) -> Judgement:
+        """The verdict on one file of JSON lines, undecided if it takes too long."""
+        # It writes a picture of each history into the folder that it runs in.
+        with tempfile.TemporaryDirectory(prefix="streamfold-porcupine-") as folder:
+            try:
+                done = subprocess.run(
+                    [self.program.resolve(), f"-file={path.resolve()}"],
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    timeout=seconds,
+                )
+            except subprocess.TimeoutExpired:
+                return Judgement.UNDECIDED
+        if done.returncode == 0 and "is linearizable" in done.stderr:
+            return Judgement.LINEARIZABLE
+        if "NOT linearizable" in done.stderr:
+            return Judgement.VIOLATION
+        raise InvalidError(f"s2-porcupine cannot judge {path}: {done.stderr[-1000:]}")
+
+    def judge_history(self, history: OperationHistory, seconds: float) -> Judgement:
+        with tempfile.NamedTemporaryFile(prefix="streamfold-history-", suffix=".jsonl") as file:
+            path = Path(file.name)
+            write_history(history, path)
+            return self.judge(path, seconds)
+
+
+def resolved(history: OperationHistory, verdict: Verdict) -> OperationHistory:
+    """The history with certain outcomes: appends in the log end just before an answer shows them."""
+    tails: dict[int, int] = {}
+    tail = 0
+    for append in verdict.log:
+        tail += append.count
+        tails[append.id] = tail
+    shown = _shown_at(history, [(tails[op.id], op) for op in verdict.log if op.unknown])
+    ending: dict[int, list[StreamOperation]] = {}
+    for operation, position in shown:
+        ending.setdefault(position, []).append(operation)
+    result = OperationHistory(history.name)
+    copies: dict[int, StreamOperation] = {}
+    for position in range(len(history.events) + 1):
+        for append in ending.get(position, ()):
+            copies[append.id].tail = tails[append.id]
+            result.end(copies[append.id], OperationResult.OK)
+        if position == len(history.events):
+            break
+        operation = history.events[position]
+        if operation.began == position:
+            copy = replace(operation, began=len(result.events), ended=None)
+            copies[operation.id] = copy
+            result.operations.append(copy)
+            result.events.append(copy)
+        else:
+            result.end(copies[operation.id], operation.result)
+    for operation in history.operations:
+        if operation.unknown and operation.id not in tails:
+            result.end(copies[operation.id], OperationResult.REFUSED)
+    return result
+
+
+def _shown_at(
+    history: OperationHistory, unknown: Iterable[tuple[int, StreamOperation]]
+) -> list[tuple[StreamOperation, int]]:
+    """When each append without an answer must have taken effect: before an answer that counts it in."""
+    answers = sorted(
+        (op.ended, op.tail)
+        for op in history.operations
+        if op.ended is not None and op.tail is not None
+    )
+    result = []
+    for tail, append in unknown:
+        ends = (ended for ended, told in answers if told >= tail)
+        result.append((append, next(ends, len(history.events))))
+    return result
