@@ -89,7 +89,10 @@ def report(history: OperationHistory, contradiction: Contradiction) -> str:
         numbered += [
             (position - 0.5, text) for position, text in history.faults if first <= position <= last
         ]
-    shown = [f"  event {position:>6.0f}: {text}" for position, text in sorted(numbered)]
+    shown = [
+        f"  event {position:>6}: {text}" if position == int(position) else f"    {text}"
+        for position, text in sorted(numbered)
+    ]
     return "\n".join([f"{history.name}: {contradiction.text}", *shown])
 
 

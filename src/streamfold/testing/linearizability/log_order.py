@@ -283,14 +283,23 @@ class LogSearch:
             )
         else:
             return None
-        earlier = [
+        return Contradiction(text, (*self._rivals(state, append), append))
+
+    def _rivals(self, state: StreamState, append: StreamOperation) -> list[StreamOperation]:
+        """The appends before this place because of which the condition does not hold there."""
+        return [
             other
             for other in self.history.operations
             if other.id in self._used
-            and append.producer is not None
-            and other.producer == append.producer
+            and (
+                (append.producer is not None and other.producer == append.producer)
+                or (
+                    append.match_seq_num is not None
+                    and other is self._starts.get(append.match_seq_num)
+                )
+                or (append.fencing_token and other.set_fencing_token == state.fencing_token)
+            )
         ]
-        return Contradiction(text, (*earlier, append))
 
     def _next_number(self, append: StreamOperation) -> bool:
         """Whether a producer may send this append now."""
