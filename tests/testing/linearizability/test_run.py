@@ -123,3 +123,9 @@ def test_the_public_checker_needs_a_program_or_its_source(tmp_path: Path) -> Non
         Porcupine.find(tmp_path, {"PATH": str(tmp_path)})
     with pytest.raises(InvalidError, match="Go cannot build"):
         Porcupine.find(tmp_path, {"PATH": "", "S2_VERIFICATION_SOURCE": str(tmp_path)})
+
+
+async def test_the_published_histories_are_linearizable() -> None:
+    evidence = Path(__file__).parents[3] / "docs" / "evidence" / "linearizability"
+    status, printed = await command("check", evidence / "local", evidence / "s3")
+    assert (status, "linearizable: 40\n" in printed) == (0, True), printed

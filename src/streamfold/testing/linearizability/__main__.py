@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import random
 import shutil
 import signal
@@ -55,6 +56,7 @@ def main() -> None:
     run.add_argument("--streams", type=int, default=12, help="in use at once")
     run.add_argument("--stream-operations", type=int, default=400, help="on each, on average")
     run.add_argument("--seconds", type=float, default=4.0, help="between faults, at most")
+    run.add_argument("--minutes", type=float, default=math.inf, help="after which it ends early")
     run.add_argument("--storage", choices=["local", "s3"], default="local")
     run.add_argument("--folder", type=Path, help="kept afterwards; a temporary one by default")
     run.add_argument("--histories", type=Path, help="folder that keeps all histories, compressed")
@@ -153,6 +155,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.streams,
         arguments.stream_operations,
         arguments.seconds,
+        60 * arguments.minutes,
         {"PYTHONPATH": arguments.source} if arguments.source else {},
         judged,
         progress,

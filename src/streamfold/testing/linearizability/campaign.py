@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +70,8 @@ class LinearizabilityRun:
     stream_operations: int = 400
     #: Seconds between faults, at most.
     seconds: float = 4.0
+    #: Seconds after which no operation begins, whether or not all were done.
+    time_limit: float = math.inf
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Takes each history that was judged.
     judged: Callable[[OperationHistory, Verdict], None] = lambda history, verdict: None
@@ -165,9 +169,14 @@ class LinearizabilityRun:
         assert answer.status in (201, 409), answer
 
     async def _rounds(self) -> None:
+        deadline = time.monotonic() + self.time_limit
         while not self._done:
             await self._round()
             self.progress(self.figures)
+            if time.monotonic() > deadline:
+                self._left = 0
+                for stream in self._open:
+                    stream.operations = 0
 
     async def _round(self) -> None:
         """Let the clients work, hurt the server, and replace it."""
