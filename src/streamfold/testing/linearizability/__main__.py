@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -37,10 +36,7 @@ from streamfold.testing.linearizability.history import (
     read_history,
     write_history,
 )
-from streamfold.testing.linearizability.porcupine import Porcupine, resolved
-
-#: Seconds that the public checker has for one history: as it is, and with certain outcomes.
-_ORIGINAL_SECONDS, _RESOLVED_SECONDS = 5.0, 60.0
+from streamfold.testing.linearizability.porcupine import Porcupine, SecondJudge
 
 
 def main() -> None:
@@ -77,54 +73,6 @@ def main() -> None:
         sys.exit(_run(arguments) if arguments.command == "run" else _check(arguments))
     except InvalidError as error:
         parser.error(error.message)
-
-
-@dataclass
-class SecondJudge:
-    """Has the public checker judge a part of the histories that ours found linearizable."""
-
-    porcupine: Porcupine
-    part: float
-    dice: random.Random
-    folder: Path
-    histories: int = 0
-    operations: int = 0
-    #: Histories that it decided only with the outcomes that our checker had found.
-    resolved: int = 0
-    undecided: int = 0
-    disagreements: list[str] = field(default_factory=list)
-    _kept: list[tuple[Path, Path, int]] = field(default_factory=list)
-
-    def keep(self, history: OperationHistory, verdict: Verdict) -> None:
-        """Keep a history for later: the server needs the processors now."""
-        if verdict.judgement is Judgement.LINEARIZABLE and self.dice.random() < self.part:
-            original = self.folder / f"{history.name}.jsonl"
-            certain = self.folder / f"{history.name}.resolved.jsonl"
-            write_history(history, original)
-            write_history(resolved(history, verdict), certain)
-            self._kept.append((original, certain, len(history.operations)))
-
-    def judge(self) -> None:
-        for original, certain, operations in self._kept:
-            self.histories += 1
-            self.operations += operations
-            judgement = self.porcupine.judge(original, _ORIGINAL_SECONDS)
-            if judgement is Judgement.UNDECIDED:
-                judgement = self.porcupine.judge(certain, _RESOLVED_SECONDS)
-                self.resolved += judgement is not Judgement.UNDECIDED
-            if judgement is Judgement.UNDECIDED:
-                self.undecided += 1
-            elif judgement is Judgement.VIOLATION:
-                self.disagreements.append(str(original))
-        self._kept.clear()
-
-    def figures(self) -> dict[str, int]:
-        return {
-            "porcupine histories": self.histories,
-            "porcupine operations": self.operations,
-            "porcupine resolved": self.resolved,
-            "porcupine undecided": self.undecided,
-        }
 
 
 def _run(arguments: argparse.Namespace) -> int:

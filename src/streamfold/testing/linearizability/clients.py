@@ -26,11 +26,11 @@ from streamfold.testing.linearizability.history import (
 )
 from streamfold.testing.linearizability.writers import (
     AppendPlan,
+    AppendPlanner,
     FencingWriter,
     MatchingWriter,
     PlainWriter,
     ProducingWriter,
-    StreamWriter,
 )
 
 BASIN = "linearizability"
@@ -110,7 +110,7 @@ class StreamClients:
         self._client_ids += 1
         return self._client_ids
 
-    def _writer(self, number: int) -> StreamWriter:
+    def _writer(self, number: int) -> AppendPlanner:
         dice = random.Random(self.dice.random())
         if self.kind is ClientKind.MATCH_SEQ_NUM:
             return MatchingWriter(dice)
@@ -135,7 +135,7 @@ class StreamClients:
                 pass
             await asyncio.sleep(0.05)
 
-    async def _use(self, writer: StreamWriter) -> None:
+    async def _use(self, writer: AppendPlanner) -> None:
         """One client after another: a client whose append has no answer makes no further requests."""
         client = self._next_client()
         while self.operations > 0:

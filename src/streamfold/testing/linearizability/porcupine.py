@@ -9,11 +9,12 @@ order of the original history, too.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from streamfold.errors import InvalidError
@@ -29,6 +30,8 @@ from streamfold.testing.linearizability.history import (
 SOURCE = "S2_VERIFICATION_SOURCE"
 #: Seconds that Go may take to fetch and compile what the program needs.
 _BUILD_SECONDS = 600
+#: Seconds that the public checker has for one history: as it is, and with certain outcomes.
+_ORIGINAL_SECONDS, _RESOLVED_SECONDS = 5.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +144,51 @@ def _shown_at(
         ends = (ended for ended, told in answers if told >= tail)
         result.append((append, next(ends, len(history.events))))
     return result
+
+
+@dataclass
+class SecondJudge:
+    """Has the public checker judge a part of the histories that ours found linearizable."""
+
+    porcupine: Porcupine
+    part: float
+    dice: random.Random
+    folder: Path
+    histories: int = 0
+    operations: int = 0
+    #: Histories that it decided only with the outcomes that our checker had found.
+    resolved: int = 0
+    undecided: int = 0
+    disagreements: list[str] = field(default_factory=list)
+    _kept: list[tuple[Path, Path, int]] = field(default_factory=list)
+
+    def keep(self, history: OperationHistory, verdict: Verdict) -> None:
+        """Keep a history for later: the server needs the processors now."""
+        if verdict.judgement is Judgement.LINEARIZABLE and self.dice.random() < self.part:
+            original = self.folder / f"{history.name}.jsonl"
+            certain = self.folder / f"{history.name}.resolved.jsonl"
+            write_history(history, original)
+            write_history(resolved(history, verdict), certain)
+            self._kept.append((original, certain, len(history.operations)))
+
+    def judge(self) -> None:
+        for original, certain, operations in self._kept:
+            self.histories += 1
+            self.operations += operations
+            judgement = self.porcupine.judge(original, _ORIGINAL_SECONDS)
+            if judgement is Judgement.UNDECIDED:
+                judgement = self.porcupine.judge(certain, _RESOLVED_SECONDS)
+                self.resolved += judgement is not Judgement.UNDECIDED
+            if judgement is Judgement.UNDECIDED:
+                self.undecided += 1
+            elif judgement is Judgement.VIOLATION:
+                self.disagreements.append(str(original))
+        self._kept.clear()
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "porcupine histories": self.histories,
+            "porcupine operations": self.operations,
+            "porcupine resolved": self.resolved,
+            "porcupine undecided": self.undecided,
+        }

@@ -27,7 +27,7 @@ class AppendPlan:
     producer: ProducerNumber | None = None
 
 
-class StreamWriter(Protocol):
+class AppendPlanner(Protocol):
     """Decides about the appends of one client, one at a time."""
 
     def plan(self, bodies: list[str]) -> AppendPlan:
