@@ -59,7 +59,7 @@ async def test_a_server_that_is_killed_and_stopped_is_linearizable(tmp_path: Pat
 async def test_a_server_whose_object_storage_fails_is_linearizable(tmp_path: Path) -> None:
     histories: list[tuple[OperationHistory, Verdict]] = []
     run = LinearizabilityRun(
-        4, tmp_path, FlakyBucket(), 200, streams=4, stream_operations=40, seconds=0.5
+        4, tmp_path, FlakyBucket(), 120, streams=3, stream_operations=40, seconds=0.5
     )
     run.judged = lambda history, verdict: histories.append((history, verdict))
     figures = await run.run()
