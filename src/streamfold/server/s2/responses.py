@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from streamfold.errors import StorageFullError, StoreClosingError, UploadsBusyError
+from streamfold.errors import RetryLaterError, StoreClosingError
 from streamfold.model.positions import STREAM_START
 from streamfold.server.http.bodies import JSON
 from streamfold.server.http.headers import Headers
@@ -35,18 +35,18 @@ from streamfold.wire.s2.sse import EventId
 
 #: Milliseconds after which a client that was turned away while draining may find the next server.
 DRAINED_RETRY_MS = b"500"
-#: Milliseconds after which there may be room again, and the same in seconds for plain HTTP clients.
-_FULL_RETRY_MS, _FULL_RETRY = b"1000", b"1"
+#: Milliseconds after which other refused requests may be repeated; and seconds, for clients that know
+#: HTTP alone.
+_RETRY_MS, _RETRY = b"1000", b"1"
 
 
 async def write_problem(request: Request, error: Exception) -> None:
     """Answer a request that failed before its response began."""
     failure = describe_failure(error, request.hidden_prefix, changes=may_change(request))
     headers = [JSON]
-    if isinstance(error, StoreClosingError):
-        headers.append((RETRY_AFTER_MS.encode(), DRAINED_RETRY_MS))
-    elif isinstance(error, StorageFullError | UploadsBusyError):
-        headers += [(RETRY_AFTER_MS.encode(), _FULL_RETRY_MS), (b"retry-after", _FULL_RETRY)]
+    if isinstance(error, RetryLaterError):
+        pause = DRAINED_RETRY_MS if isinstance(error, StoreClosingError) else _RETRY_MS
+        headers += [(RETRY_AFTER_MS.encode(), pause), (b"retry-after", _RETRY)]
     await request.respond(failure.status, headers, failure.body)
 
 
