@@ -52,6 +52,14 @@ class Curve(msgspec.Struct, frozen=True):
     points: list[tuple[float, float]]
 
 
+class Series(msgspec.Struct, frozen=True):
+    """How a measure went over the minutes of one run, and where its phases began."""
+
+    measure: str
+    points: list[tuple[float, float]]
+    phases: list[tuple[float, str]]
+
+
 class Benchmark(msgspec.Struct, frozen=True, omit_defaults=True):
     """One page: its rows, and the machine and conditions under which they were measured."""
 
@@ -62,6 +70,7 @@ class Benchmark(msgspec.Struct, frozen=True, omit_defaults=True):
     conditions: list[str]
     rows: list[Row]
     curves: list[Curve] = []
+    series: list[Series] = []
 
 
 def publish(benchmark: Benchmark, folder: Path = FOLDER) -> None:
@@ -89,6 +98,9 @@ def write_page(benchmark: Benchmark, folder: Path) -> None:
     if benchmark.curves:
         plot_curves(benchmark.curves, folder / f"{benchmark.name}-growth.svg")
         lines += [f"![Cost as there is more of it]({benchmark.name}-growth.svg)", ""]
+    if benchmark.series:
+        plot_series(benchmark.series, folder / f"{benchmark.name}-time.svg")
+        lines += [f"![The run, minute by minute]({benchmark.name}-time.svg)", ""]
     lines += ["Measured under these conditions:", ""]
     lines += [f"- {condition}" for condition in benchmark.conditions]
     (folder / f"{benchmark.name}.md").write_text("\n".join(lines) + "\n")
@@ -182,6 +194,28 @@ def plot_curves(curves: Sequence[Curve], target: Path) -> None:
         one.set_xlabel(curve.grows, fontsize=8)
         one.spines[["top", "right"]].set_visible(False)
     for one in axes.flat[len(curves) :]:
+        one.set_axis_off()
+    save(figure, target)
+
+
+def plot_series(series: Sequence[Series], target: Path) -> None:
+    """A picture for each measure over the minutes of the run; a line marks where a phase begins."""
+    pyplot = drawing()
+    count = -(-len(series) // 2)
+    figure, axes = pyplot.subplots(count, 2, figsize=(11, 2.3 * count), squeeze=False)
+    for one, measured in zip(axes.flat, series, strict=False):
+        minutes, values = zip(*measured.points, strict=True)
+        one.plot(minutes, values, color="#2a7de1", linewidth=0.9)
+        one.set_ylim(bottom=0)
+        if max(values) > 50 * statistics.median(values) > 0:
+            one.set_yscale("symlog", linthresh=2 * statistics.median(values))
+        for minute, phase in measured.phases:
+            one.axvline(minute, color="#b8bec8", linewidth=0.8)
+            one.annotate(phase, (minute, 1.0), xycoords=("data", "axes fraction"), fontsize=6)
+        one.set_title(measured.measure, fontsize=9, pad=10)
+        one.set_xlabel("minutes", fontsize=8)
+        one.spines[["top", "right"]].set_visible(False)
+    for one in axes.flat[len(series) :]:
         one.set_axis_off()
     save(figure, target)
 

@@ -1,5 +1,7 @@
 """A server in a process of its own that reports, when asked, how long its event loop was held up.
 
+    python -m tests.server.lag_server [LOCATION]
+
 It prints its port. For each line that it reads it prints three numbers, in milliseconds, about the time
 since the line before:
 
@@ -30,7 +32,12 @@ import numpy.typing as npt
 
 from streamfold.records import warm_up
 from streamfold.server.http.offload import SWITCH_INTERVAL
-from streamfold.server.main import loop_factory, running_server, tune_collector
+from streamfold.server.main import (
+    loop_factory,
+    running_server,
+    tune_allocator,
+    tune_collector,
+)
 from tests.server.conftest import BASIN, STREAM, configuration
 
 Clocks: TypeAlias = npt.NDArray[np.int32]
@@ -128,8 +135,8 @@ def _workers() -> list[int]:
     ]
 
 
-async def main() -> None:
-    async with running_server(configuration()) as server:
+async def main(location: str) -> None:
+    async with running_server(configuration(location=location)) as server:
         await server.store.create_basin(BASIN)
         await server.store.create_stream(BASIN, STREAM)
         print(server.port, flush=True)
@@ -148,6 +155,7 @@ async def main() -> None:
 if __name__ == "__main__":
     warm_up()  # a server loads the kernels meanwhile, which is not what is measured here
     tune_collector()
+    tune_allocator()
     sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(main())
+        runner.run(main(sys.argv[1] if len(sys.argv) > 1 else "memory:"))
