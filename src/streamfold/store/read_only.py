@@ -39,7 +39,7 @@ from streamfold.store.damage import KnownDamage
 from streamfold.store.engine.engine import Batch, Op, first_row
 from streamfold.store.engine.location import DATABASE, MANIFESTS, Location, open_location
 from streamfold.store.engine.slatedb import SlateEngine, open_admin, table_check
-from streamfold.store.engine.slatedb_binding import read_manifest
+from streamfold.store.engine.slatedb_binding import FAILURES, read_manifest
 from streamfold.store.engine.slatedb_reads import Reads, ScanOptions
 from streamfold.store.engine.slatedb_rows import READ, SlateRows, translated
 from streamfold.store.engine.table_check import TableCheck
@@ -121,7 +121,7 @@ class ReaderEngine(SlateEngine):
                 f"storage at {location.url} did not answer within {_ANSWER_TIMEOUT:g} s: check that it "
                 "exists, its endpoint and the credentials"
             ) from None
-        except (binding.Error, OSError) as error:
+        except (*FAILURES, OSError) as error:
             raise translated(error) from error
 
     def prepare(self, ops: Sequence[Op]) -> NoReturn:
@@ -133,7 +133,7 @@ class ReaderEngine(SlateEngine):
     async def close(self, *, flush: bool = True) -> None:
         try:
             await self._reader.shutdown()
-        except binding.Error as error:
+        except FAILURES as error:
             raise translated(error) from error
 
 

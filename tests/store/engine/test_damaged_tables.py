@@ -133,6 +133,21 @@ async def test_a_table_that_is_cut_short_is_named(tmp_path: Path, table: Table) 
     await engine.close(flush=False)
 
 
+@pytest.mark.parametrize("part", ["filter_offset", "index_offset"])
+async def test_a_table_that_ends_within_a_checksum_is_named(
+    tmp_path: Path, table: Table, part: str
+) -> None:
+    """SlateDB panics where less than a checksum is left of a block (upstream defect 22)."""
+    table.path.write_bytes(table.path.read_bytes()[: getattr(table.info, part) + 3])
+    engine = await open_engine(tmp_path)
+    with pytest.raises(TableDamagedError, match=table.name):
+        await engine.get_many([key(500), key(501)])
+    with pytest.raises(TableDamagedError, match=table.name):
+        await engine.get(key(500))
+    assert await engine.get(b"other") is None
+    await engine.close(flush=False)
+
+
 async def test_only_the_table_that_is_cut_short_counts_as_damaged(
     tmp_path: Path, table: Table
 ) -> None:

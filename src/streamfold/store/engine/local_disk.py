@@ -184,7 +184,7 @@ class LocalDisk:
             return None
         try:
             manifest = await read_manifest(admin, point.manifest)
-        except (binding.Error.Data, binding.Error.Internal) as error:
+        except (binding.Error.Data, binding.Error.Internal, binding.InternalError) as error:
             if not is_damage(error):
                 raise
             fault = f"cannot be read ({getattr(error, 'message', error)})"

@@ -117,7 +117,7 @@ class SlateEngine(SlateRows):
             # Another reader than that of the repair, which may have read ahead files that are gone now.
             wal = _wal_reader(location)
             db, admin = await _until_clock_accepted(lambda: _build(location, wal, now))
-        except (binding.Error, OSError) as error:
+        except (*slatedb_binding.FAILURES, OSError) as error:
             if disk is not None and is_damage(error):
                 await disk.name_damage(open_admin(location), _wal_reader(location))
             raise translated(error) from error
@@ -141,17 +141,17 @@ class SlateEngine(SlateRows):
             if self._disk is not None:
                 await self._disk.take_over(self._admin, self._epoch)
             await _until_clock_accepted(self._read_any)
-        except (binding.Error, OSError) as error:
+        except (*slatedb_binding.FAILURES, OSError) as error:
             raise translated(error) from error
 
     async def _read_any(self) -> None:
-        with suppress(binding.Error.Data):  # damage: the clock is accepted
+        with suppress(binding.Error.Data, binding.InternalError):  # damage: the clock is accepted
             await self._reads.get(b"any key")
 
     def prepare(self, ops: list[Op]) -> Batch:
         try:
             return Batch(ops, size_of(ops), slatedb_binding.write_batch(ops))
-        except binding.Error as error:
+        except slatedb_binding.FAILURES as error:
             raise translated(error) from error
 
     async def commit(self, batch: Batch) -> None:
@@ -173,7 +173,7 @@ class SlateEngine(SlateRows):
                 await written.await_durable()
             if self._disk is not None:
                 await self._disk.sync_wal()
-        except binding.Error as error:
+        except slatedb_binding.FAILURES as error:
             raise translated(await self._cause(error)) from error
         except OSError as error:
             raise translated(error) from error
@@ -187,7 +187,7 @@ class SlateEngine(SlateRows):
                 while not isinstance(error, binding.Error.Closed) and _NO_CAUSE in str(error):
                     try:
                         await self._db.flush_with_options(_WAL)
-                    except binding.Error as next_error:
+                    except slatedb_binding.FAILURES as next_error:
                         error = next_error
                     await asyncio.sleep(_CAUSE_PAUSE)
         except TimeoutError:
@@ -197,7 +197,7 @@ class SlateEngine(SlateRows):
     async def check(self) -> None:
         try:
             manifest = await slatedb_binding.read_manifest(self._admin)
-        except binding.Error as error:
+        except slatedb_binding.FAILURES as error:
             raise translated(error) from error
         if manifest is None or manifest.writer_epoch != self._epoch:
             raise WriterFencedError
@@ -205,7 +205,7 @@ class SlateEngine(SlateRows):
     async def tables(self) -> Tables:
         try:
             return await self._tables.read()
-        except binding.Error as error:
+        except slatedb_binding.FAILURES as error:
             raise translated(error) from error
 
     async def flush(self) -> None:
@@ -222,13 +222,13 @@ class SlateEngine(SlateRows):
             finally:
                 if self._disk is not None:  # few log files may be without a sync: see local_disk.py
                     await self._disk.sync_wal()
-        except (binding.Error, OSError) as error:
+        except (*slatedb_binding.FAILURES, OSError) as error:
             raise translated(error) from error
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
         try:
             return await self._tables.merge(runs, young=young, damaged=self.damaged_files)
-        except binding.Error as error:
+        except slatedb_binding.FAILURES as error:
             raise translated(error) from error
 
     async def collect(self) -> DiskUse:
@@ -244,7 +244,7 @@ class SlateEngine(SlateRows):
                     self._committed = False
                     await self._collect()
                 return self._disk_use
-        except (binding.Error, OSError) as error:
+        except (*slatedb_binding.FAILURES, OSError) as error:
             raise translated(error) from error
 
     async def _collect(self) -> None:
@@ -263,7 +263,7 @@ class SlateEngine(SlateRows):
             await self._db.shutdown_with_options(binding.CloseOptions(flush_type=layer))
             if flush and self._disk is not None:
                 await self._disk.finish()
-        except binding.Error as error:
+        except slatedb_binding.FAILURES as error:
             # A database that is already closed or fenced has nothing left to flush.
             if not isinstance(error, binding.Error.Closed):
                 raise translated(error) from error

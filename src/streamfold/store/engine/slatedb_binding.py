@@ -20,7 +20,7 @@ import logging
 import struct
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
@@ -28,6 +28,10 @@ from streamfold.extras import needing_extra
 from streamfold.store.engine.engine import Op, Row
 
 _log = logging.getLogger(__name__)
+
+#: What a call of the binding raises when SlateDB fails: its errors, and panics (upstream defect 22),
+#: which are none of them.
+FAILURES: Final = (binding.Error, binding.InternalError)
 
 #: The version that this module was written for; others are checked by their shape.
 _NEEDED = (

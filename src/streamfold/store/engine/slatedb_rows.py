@@ -19,6 +19,7 @@ from streamfold.errors import (
 from streamfold.store.engine import slatedb_reads
 from streamfold.store.engine.disk_space import is_disk_full
 from streamfold.store.engine.engine import KeySpan, Row, TableDamagedError
+from streamfold.store.engine.slatedb_binding import FAILURES
 from streamfold.store.engine.table_check import TableCheck, TableDamage
 
 #: Bytes that a scan fetches ahead of each table; the same for an eager scan, and its parallel fetches.
@@ -47,7 +48,7 @@ class SlateRows:
     async def get(self, key: bytes) -> bytes | None:
         try:
             return await self._reads.get(key)
-        except binding.Error as error:
+        except FAILURES as error:
             if not _is_damage(error):
                 raise translated(error) from error
         # On slow storage a table may have been replaced meanwhile. If one is damaged, a scan does
@@ -60,7 +61,7 @@ class SlateRows:
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         try:
             return await self._reads.get_many(keys)
-        except binding.Error as error:
+        except FAILURES as error:
             if not _is_damage(error):
                 raise translated(error) from error
         return [await self.get(key) for key in keys]
@@ -101,7 +102,7 @@ class SlateRows:
                             else:
                                 start = last + b"\x00"
                             yield page
-            except binding.Error as error:
+            except FAILURES as error:
                 if not _is_damage(error):
                     raise translated(error) from error
                 # Tables that a merge replaced while the scan ran are deleted after a while: continue
@@ -127,7 +128,7 @@ class SlateRows:
         """
         try:
             tables = await self._check.damage(str(error), rest)
-        except (binding.Error, StreamfoldError) as unchecked:
+        except (*FAILURES, StreamfoldError) as unchecked:
             raise translated(error) from unchecked
         if not tables:
             raise translated(error) from error
@@ -209,10 +210,11 @@ def _is_damage(error: Any) -> bool:
     """Whether a read failed because a file is damaged, too short, or gone.
 
     For SlateDB, a file that is too short and a sector that cannot be read are failures of storage.
+    Where less than a checksum is left of a block, it panics (upstream defect 22).
     """
     if isinstance(error, binding.Error.Unavailable):
         return any(sign in str(error) for sign in _DEVICE_DAMAGE)
-    return isinstance(error, binding.Error.Data)
+    return isinstance(error, (binding.Error.Data, binding.InternalError))
 
 
 def translated(error: Exception) -> Exception:

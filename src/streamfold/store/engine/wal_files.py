@@ -85,7 +85,7 @@ class WalFiles:
             return None
         try:
             rows = (await (await reader.iterator(number)).next()).rows
-        except (binding.Error.Data, binding.Error.Internal) as error:
+        except (binding.Error.Data, binding.Error.Internal, binding.InternalError) as error:
             if not is_damage(error):
                 raise
             return None
@@ -136,7 +136,7 @@ async def _first_unreadable(reader: Any, first: int, last: int) -> tuple[int, st
     for number in range(first, last + 1):
         try:
             await files.next()
-        except (binding.Error.Data, binding.Error.Internal) as error:
+        except (binding.Error.Data, binding.Error.Internal, binding.InternalError) as error:
             if not is_damage(error):
                 raise
             return number, f"cannot be read ({getattr(error, 'message', error)})"
@@ -149,7 +149,8 @@ def is_damage(error: Any) -> bool:
     Where the last bytes of a file that is cut short are no offset in it, SlateDB's reader panics
     (upstream defect 19).
     """
-    return isinstance(error, binding.Error.Data) or _PANIC in str(error)
+    panic = isinstance(error, binding.InternalError) or _PANIC in str(error)
+    return panic or isinstance(error, binding.Error.Data)
 
 
 def files_in(folder: Path) -> list[Path]:
