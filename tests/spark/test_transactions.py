@@ -136,3 +136,7 @@ def test_rows_that_are_not_records_are_refused(columns: dict[str, pa.Array], wor
     options = parse_sink({"endpoint": "http://host", "basin": "some-basin", "stream": "s"})
     with pytest.raises(InvalidError, match=words):
         stage(pa.record_batch(columns), options)
+
+
+def test_a_record_with_too_many_digits_is_not_a_marker() -> None:
+    assert Marker.decode(b"t\n" + b"9" * 5_000 + b"\n1\n1\nd") is None

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from streamfold.errors import InvalidError
+from streamfold.errors import UNDECODABLE, InvalidError
 from streamfold.model import configs as model
 from streamfold.model.configs import Cipher, Retention, StorageClass, TimestampMode
 from streamfold.model.names import parse_basin_name, parse_stream_name
@@ -109,7 +109,7 @@ def parse_resource_spec(content: bytes, source: str) -> ResourceSpec:
     """Check what a file says; an error names `source` and the entry that is wrong."""
     try:
         spec = msgspec.json.decode(content, type=ResourceSpec)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InvalidError(
             f"{source}: {error}: correct it; docs/reference/cli.md#apply-and-diff has an example"
         ) from None

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from streamfold.errors import DataCorruptError
+from streamfold.errors import UNDECODABLE, DataCorruptError
 from streamfold.model.access_tokens import AccessToken
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfig
 from streamfold.model.positions import STREAM_START, SeqNum, StreamPosition, Timestamp
@@ -225,6 +225,6 @@ def decode(value: bytes, kind: type[Row]) -> Row:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         row: Row = decoder.decode(value)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise DataCorruptError(f"a stored {kind.__name__} cannot be read: {error}") from error
     return row

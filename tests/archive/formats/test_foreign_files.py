@@ -135,6 +135,7 @@ def test_integers_of_writers_without_integers_are_read(value: str | bytes, expec
         "[1]",
         '"text"',
         '{"id":1,"name":"\\ud800"}',
+        pytest.param('{"id":1,"name":' + "[" * 5_000 + "]" * 5_000 + "}", id="nested deeply"),
     ],
 )
 def test_a_line_that_is_not_of_the_schema_is_refused(line: str) -> None:

@@ -82,7 +82,14 @@ def test_a_later_version_is_refused_whatever_else_it_says(version: int) -> None:
         read_manifest(json.dumps({"manifest_version": version, "other": 1}).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"{}", b'{"manifest_version": "1"}'])
+_DEEP = b'{"manifest_version":1,"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"\xff", b"{}", b'{"manifest_version": "1"}', _DEEP],
+    ids=range(7),
+)
 def test_bytes_that_are_not_a_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(ManifestInvalidError):
         read_manifest(data)

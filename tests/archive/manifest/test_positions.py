@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streamfold.archive.errors import PositionInvalidError
 from streamfold.archive.manifest.encoding import artifact_path, published_path
-from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder
+from streamfold.archive.manifest.positions import LSN, SEQ_NUM, PositionOrder, parse_time
 from streamfold.blob.blob_store import check_key
 from streamfold.errors import InvalidError
 
@@ -30,6 +30,12 @@ def test_before_the_first_record_comes_before_all_others() -> None:
     assert SEQ_NUM.rank("-1") < SEQ_NUM.rank("0") < SEQ_NUM.rank("10") < SEQ_NUM.rank(str(2**64))
     assert LSN.rank("") < LSN.rank("0/0")
     assert LSN.rank("0/A") == LSN.rank("0/a") < LSN.rank("0/FFFFFFFF") < LSN.rank("1/0")
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_a_time_outside_the_calendar_is_refused(text: str) -> None:
+    with pytest.raises(InvalidError, match="RFC 3339"):
+        parse_time(text)
 
 
 def test_an_empty_lsn_names_no_file() -> None:

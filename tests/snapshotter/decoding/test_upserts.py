@@ -46,6 +46,15 @@ def test_an_empty_body_without_a_key_is_a_dead_letter() -> None:
         assert found.changes["seq_num"].to_pylist() == [1]
 
 
+@pytest.mark.parametrize(
+    "number", [b"1e401", b"1e999999999999999999999", b"-1e-999999999999999999999"]
+)
+def test_a_number_that_no_column_holds_makes_a_dead_letter_of_its_record(number: bytes) -> None:
+    found = decode(UpsertDecoder(("id",)), b'{"id":1,"name":%b}' % number, {"id": 2})
+    assert found.dead_letters["seq_num"].to_pylist() == [0]
+    assert found.changes["seq_num"].to_pylist() == [1]
+
+
 def test_a_header_that_is_not_a_key_is_a_dead_letter() -> None:
     decoder = UpsertDecoder(("id",), key_header="key")
     found = decode(decoder, b"", {"id": 1}, keys=[b"{", None])

@@ -23,6 +23,7 @@ from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.archive.manifest.positions import format_time
 from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import (
+    UNDECODABLE,
     BlobExistsError,
     BlobNotFoundError,
     ConflictError,
@@ -222,7 +223,7 @@ def _encode(cursor: Cursor) -> bytes:
 def _decode(key: str, data: bytes) -> Cursor:
     try:
         cursor = msgspec.json.decode(data, type=Cursor)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         reason = str(error)
     else:
         if cursor.version <= CURSOR_VERSION:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from streamfold.archive.manifest.model import Artifact, Manifest
-from streamfold.errors import MalformedError
+from streamfold.errors import UNDECODABLE, MalformedError
 
 #: Hex digits of an event id: 128 bits, and within what every service takes for deduplication.
 ID_DIGITS = 32
@@ -64,7 +64,7 @@ def decode_event(data: bytes | str) -> Event:
     """Return the event that a sink sent; unknown fields are ignored."""
     try:
         return msgspec.json.decode(data, type=Event)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise MalformedError(f"this is not an event of an archive: {error}") from None
 
 

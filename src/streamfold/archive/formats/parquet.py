@@ -29,7 +29,7 @@ from streamfold.archive.formats.admission import (
 from streamfold.archive.formats.conforming import cast_batch
 from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Format, FormatType
 from streamfold.archive.schema import TableSchema, is_decimal
-from streamfold.errors import InvalidError
+from streamfold.errors import UNDECODABLE, InvalidError
 
 #: Rows and bytes of values in a row group: what a writer holds, and what a reader can skip by
 #: statistics.
@@ -226,7 +226,7 @@ def _stored_schema(file: pq.ParquetFile) -> TableSchema | None:
         return None
     try:
         schema = _parsed_schema(metadata[SCHEMA_KEY])
-    except (InvalidError, msgspec.DecodeError) as error:
+    except (InvalidError, *UNDECODABLE) as error:
         raise ArtifactCorruptError(f"the schema in the Parquet file: {error}") from None
     if schema.id.encode() != metadata.get(SCHEMA_ID_KEY):
         raise ArtifactCorruptError("the schema in the Parquet file does not match its id")

@@ -34,7 +34,7 @@ from streamfold.archive.manifest.model import (
     check_manifest,
 )
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.errors import InvalidError
+from streamfold.errors import UNDECODABLE, InvalidError
 
 E = TypeVar("E", bound=Entry)
 
@@ -97,7 +97,7 @@ def _defaults(kind: type[Entry]) -> dict[str, Any]:
 def _decode(data: bytes) -> dict[str, Any]:
     try:
         raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ManifestInvalidError(f"the manifest is not JSON ({error}): restore it") from None
     if not isinstance(raw, dict):
         raise ManifestInvalidError("the manifest is not a JSON object: restore it")

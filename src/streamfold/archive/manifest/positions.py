@@ -110,6 +110,6 @@ def parse_time(text: str) -> datetime:
         if match:
             zone = "+00:00" if match[3] == "Z" else match[3]
             return datetime.fromisoformat(match[1] + (match[2] or "")[:7] + zone).astimezone(UTC)
-    except ValueError:
-        pass  # no such day or hour: refused below, like any other text
+    except (ValueError, OverflowError):
+        pass  # no such day, hour or year: refused below, like any other text
     raise InvalidError(f"time {text!r} is not RFC 3339 with a zone, as 2026-06-03T12:00:00.5Z")

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from streamfold.errors import UNDECODABLE
 from streamfold.follow.encoding.codecs import Codec, decode_state
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 
@@ -77,7 +78,7 @@ def describe(name: str, block: bytes) -> Description:
         raise SnapshotCorruptError(name, f"it ends after {len(block)} bytes")
     try:
         kind = msgspec.json.decode(block, type=_Version)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         raise SnapshotCorruptError(name, "it does not begin with a description") from None
     if kind.format != _FORMAT:
         raise SnapshotCorruptError(name, f"its format is {kind.format!r}, not {_FORMAT!r}")
@@ -88,7 +89,7 @@ def describe(name: str, block: bytes) -> Description:
         )
     try:
         return msgspec.json.decode(block, type=Description)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise SnapshotCorruptError(name, f"its description is incomplete: {error}") from None
 
 

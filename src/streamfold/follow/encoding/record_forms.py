@@ -35,7 +35,7 @@ from typing import Final
 
 import msgspec
 
-from streamfold.errors import InvalidError
+from streamfold.errors import UNDECODABLE, InvalidError
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 from streamfold.model.records import Header, Record
@@ -239,7 +239,7 @@ class PlainForm(RecordForm):
             return None
         try:
             found = msgspec.json.decode(record.body, type=_Plain)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             return None
         at_cursor = record.seq_num - 1 <= found.covers_before <= record.seq_num
         return found if found.type == "snapshot" and at_cursor else None

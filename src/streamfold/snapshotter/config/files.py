@@ -138,4 +138,6 @@ def read_file(path: Path) -> dict[str, Any]:
             return parse_hocon(text)
     except (tomllib.TOMLDecodeError, HoconError) as error:
         raise ConfigurationError([f"{path}: {error}"]) from None
+    except RecursionError:
+        raise ConfigurationError([f"{path}: values are nested too deeply: flatten them"]) from None
     raise ConfigurationError([f"{path}: must end in .toml, or in {', '.join(_HOCON)} for HOCON"])

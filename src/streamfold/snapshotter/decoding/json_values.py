@@ -32,8 +32,11 @@ _DEPTH_MAX = 30
 
 
 def _exact(text: str) -> Decimal:
-    number = Decimal(text)
-    if abs(number.adjusted()) > _EXPONENT_MAX:
+    try:
+        number = Decimal(text)
+    except ArithmeticError:  # its exponent is beyond those of decimals
+        number = None
+    if number is None or abs(number.adjusted()) > _EXPONENT_MAX:
         raise ValueError(f"the number {text[:40]} is too large or too small for any column")
     return number
 

@@ -9,6 +9,7 @@ the append. This also stops a writer that was presumed dead.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,6 +35,8 @@ _LOOK_FIRST, _LOOK_GROWTH = 1, 32
 #: Records from which on a search is worth loading the compiled kernels.
 _KERNEL_RECORDS: Final = 50_000
 _MATCH_SEQ_NUM = b"\x10"
+#: A number as markers have it; longer ones fit no stream.
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Marker:
     def decode(cls, raw: bytes) -> Marker | None:
         """Parse a marker; None for anything else."""
         parts = raw.decode(errors="replace").split("\n")
-        if len(parts) != 5 or not all(part.isdecimal() for part in parts[1:4]):
+        if len(parts) != 5 or not all(_NUMBER.fullmatch(part) for part in parts[1:4]):
             return None
         return cls(parts[0], int(parts[1]), int(parts[2]), int(parts[3]), parts[4])
 

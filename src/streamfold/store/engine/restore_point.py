@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from streamfold.errors import DataCorruptError
+from streamfold.errors import UNDECODABLE, DataCorruptError
 
 MARKER: Final = "restore-point"
 #: Log files that earlier builds, which note no number, may have written without a sync: two of commits,
@@ -48,7 +48,7 @@ def read_restore_point(folder: Path) -> RestorePoint | None:
         return None
     try:
         return msgspec.json.decode(content, type=RestorePoint)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise DataCorruptError(
             f"{marker} is damaged ({error}): restore the folder from a backup; only if the machine "
             "has not gone down since the store was last in use, delete this file and start again"

@@ -54,6 +54,7 @@ from streamfold.archive.formats.published_keys import (
     published_key_text,
 )
 from streamfold.archive.schema import TableSchema
+from streamfold.errors import UNDECODABLE
 
 #: Bytes of a line that Laredo's reader does not take any more.
 PUBLISHED_LINE_MAX = 16 << 20
@@ -141,7 +142,7 @@ def decode_objects(block: bytes) -> list[dict[str, Any]]:
             continue
         try:
             row = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise UnreadableError(f"line {number} from there is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise UnreadableError(f"line {number} from there is not a JSON object")

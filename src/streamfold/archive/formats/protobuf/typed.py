@@ -45,7 +45,7 @@ from streamfold.archive.formats.protobuf.frames import (
     write_frame,
 )
 from streamfold.archive.schema import TableSchema, is_decimal
-from streamfold.errors import InvalidError, MalformedError
+from streamfold.errors import UNDECODABLE, InvalidError, MalformedError
 from streamfold.records.protobuf import DELIMITED, VARINT, delimited, fields, varint
 
 VALIDITY, BOOLS, INTS, LONGS, UINTS, ULONGS, FLOATS, DOUBLES, DATA, LENGTHS, CHILDREN = range(1, 12)
@@ -307,7 +307,7 @@ def _opened(source: BinaryIO, kind: str) -> tuple[TableSchema, Iterator[Frame]]:
         raise ArtifactCorruptError("the file does not begin with a header: it is of another format")
     try:
         return _schema_of(header.content, kind), frames
-    except (MalformedError, InvalidError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (MalformedError, InvalidError, *UNDECODABLE) as error:
         raise ArtifactCorruptError(f"the header cannot be used: {error}") from None
 
 

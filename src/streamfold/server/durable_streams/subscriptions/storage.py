@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from streamfold.errors import DataCorruptError
+from streamfold.errors import UNDECODABLE, DataCorruptError
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.leases import Link, Subscription
 from streamfold.store.catalog.documents import DocumentChange, Documents
@@ -117,14 +117,14 @@ def _row_id(id_: str, path: str) -> str:
 def _decode_document(id_: str, content: bytes) -> Subscription:
     try:
         return _SUBSCRIPTIONS.decode(content)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise DataCorruptError(f"subscription {id_!r} cannot be read: {error}") from error
 
 
 def _decode_link(row_id: str, content: bytes) -> Link:
     try:
         return _LINKS.decode(content)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise DataCorruptError(
             f"link {row_id!r} of a subscription cannot be read: {error}"
         ) from error
