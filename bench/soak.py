@@ -4,7 +4,7 @@
 
 Appends and reads of both faces arrive at random moments, beside followers, trims and retention. Every
 few seconds it samples memory, descriptors, files, latencies, answers by status, and how long the event
-loop was held up. What the server can do is measured again every minute, as shared machines change.
+loop was held up. What the server can do is measured again every half minute, as shared machines change.
 At the end every acknowledged record has been read back at its seq_num, by its checksum.
 
 The verdicts, each of which fails the run when it is broken, are in `bench/soak_verdicts.py`.
@@ -48,7 +48,10 @@ INTERVAL = 5.0
 SHARE, OVERLOAD = 0.8, 10.0
 #: Clients of the closed loop that finds out what the server can do; seconds of it; seconds until it
 #: is measured again.
-CLIENTS, CALIBRATION, RECALIBRATE = 64, 7.0, 60.0
+CLIENTS, CALIBRATION, RECALIBRATE = 64, 5.0, 30.0
+#: Clients that may wait at once: in the soak, and in the overload, where it is more than the server
+#: takes of one address.
+POPULATION, CROWD = 1_000, 14_000
 #: Records before the newest that a trim leaves; seconds of retention of streams that are not trimmed.
 LEFT, RETENTION = 2_000, 300
 
@@ -137,7 +140,7 @@ class Soak:
         self.phase, ends = phase, time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             rate = SHARE * await self.calibrate()
-            await self.load.open_loop(rate, min(left, RECALIBRATE))
+            await self.load.open_loop(rate, min(left, RECALIBRATE), POPULATION)
         return rate
 
     async def audit_for_ever(self) -> None:
@@ -282,7 +285,7 @@ async def run(options: argparse.Namespace, folder: Path, server: subprocess.Pope
     try:
         rate = await soak.hold("soak", options.minutes * 60)
         soak.phase = "overload"
-        await soak.load.open_loop(OVERLOAD * rate, options.overload * 60)
+        await soak.load.open_loop(OVERLOAD * rate, options.overload * 60, CROWD)
         soak.phase = "draining"
         await _until_answered(soak.load)
         soak.pool.close_idle()
@@ -371,12 +374,16 @@ def _rows(soak: Soak) -> list[Row]:
         values = [getattr(one, attribute) for one in phase(soak.moments, name, later=True)]
         return float(np.median([value for value in values if value is not None] or [0.0]))
 
+    def total(name: str, attribute: str) -> float:
+        return float(sum(getattr(one, attribute) for one in phase(soak.moments, name)))
+
     rows = [
         row("what the server could do, median", "requests/s", float(np.median(soak.capacities)))
     ]
     for name in ("soak", "overload", "recovery"):
         rows += [
             row(f"{name}: offered", "requests/s", median(name, "offered_per_s")),
+            row(f"{name}: left out by the generator", "requests", total(name, "left_out")),
             row(f"{name}: append p50", "ms", median(name, "append_p50_ms")),
             row(f"{name}: append p99", "ms", median(name, "append_p99_ms")),
             row(f"{name}: resident memory", "MiB", median(name, "memory")),

@@ -23,8 +23,6 @@ from streamfold.wire.durable_streams.offsets import parse_offset
 
 #: Seconds after which a client gives up and does not know what became of its request.
 PATIENCE = 30.0
-#: Requests of all clients under way at once: more than the server takes of one address.
-UNDER_WAY_MAX = 14_000
 #: Seconds that arrivals may be late before the generator leaves some out and counts them.
 _LATE_MAX = 1.0
 #: Status of a request without an answer.
@@ -232,8 +230,11 @@ class Load:
         await over.wait()
         return done / (loop.time() - began)
 
-    async def open_loop(self, rate: float, seconds: float) -> None:
-        """Arrivals at `rate` per second at random moments, whether the server keeps up or not."""
+    async def open_loop(self, rate: float, seconds: float, clients: int) -> None:
+        """Arrivals at `rate` per second at random moments, whether the server keeps up or not.
+
+        An arrival that finds all `clients` waiting is left out, and counted.
+        """
         loop = asyncio.get_running_loop()
         due = loop.time()
         end = due + seconds
@@ -242,7 +243,7 @@ class Load:
             if due > now:
                 await asyncio.sleep(min(due - now, 0.005) if due - now > 0.0005 else 0)
                 continue
-            if now - due > _LATE_MAX or self.under_way >= UNDER_WAY_MAX:
+            if now - due > _LATE_MAX or self.under_way >= clients:
                 self.window.left_out += 1
             else:
                 self._arrive(due, None)
