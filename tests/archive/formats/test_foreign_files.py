@@ -133,6 +133,9 @@ def test_integers_of_writers_without_integers_are_read(value: str | bytes, expec
         '{"id":1,"name":{}}',
         '{"id":1',
         "[1]",
+        "null",  # upstream defect 23
+        "  null",
+        '{"id":1}\nnull\n{"id":2}',
         '"text"',
         '{"id":1,"name":"\\ud800"}',
         pytest.param('{"id":1,"name":' + "[" * 5_000 + "]" * 5_000 + "}", id="nested deeply"),

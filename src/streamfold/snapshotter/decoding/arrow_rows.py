@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from streamfold.archive.formats.conforming import has_map
+from streamfold.archive.formats.jsonl.json_text import begin_as_objects
 from streamfold.archive.formats.jsonl.json_values import readable_type, restored
 from streamfold.archive.schema import is_decimal
 from streamfold.snapshotter.decoding.json_values import PLAIN, Hint
@@ -113,6 +114,8 @@ def _parsed(
     if block.count(b"\n") >= len(lines):
         # In JSON line ends occur only between values, where a space means the same.
         block = b"\n".join([bytes(line).replace(b"\n", b" ") for line in lines])
+    if not begin_as_objects(block):
+        raise NotPlainError
     wanted = pa.schema([pa.field(f.name, _json_type(f.type, reading)) for f in fields])
     try:
         table = _read_json(block, wanted)

@@ -41,7 +41,13 @@ from streamfold.archive.formats.inference import (
     inferred_schema,
     selected,
 )
-from streamfold.archive.formats.jsonl.json_text import join, key_text, object_text, value_text
+from streamfold.archive.formats.jsonl.json_text import (
+    begin_as_objects,
+    join,
+    key_text,
+    object_text,
+    value_text,
+)
 from streamfold.archive.formats.jsonl.json_values import (
     UnreadableError,
     columns_of,
@@ -123,6 +129,8 @@ class LineDecoder:
 
     def arrow_columns(self, block: bytes) -> list[pa.Array]:
         """The columns in readable types by Arrow's reader; ArrowInvalid for what it does not know."""
+        if not begin_as_objects(block):
+            raise pa.ArrowInvalid("a line is not a JSON object")
         options = pj.ReadOptions(block_size=max(len(block) // 2, len(block) - BLOCK_BYTES) + 1)
         table = pj.read_json(pa.BufferReader(block), options, self._parse)
         table.validate(full=True)  # Arrow's reader takes text that is not UTF-8
