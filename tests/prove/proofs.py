@@ -102,6 +102,24 @@ PROOFS: tuple[Proof, ...] = (
         long="--seed {seed} --rounds 60 --storage s3",
         short="--seed {seed} --rounds 2 --storage s3",
     ),
+    Program(
+        "linearizability",
+        "streamfold.testing.linearizability",
+        long="run --seed {seed} --operations 1000000",
+        short="run --seed {seed}",
+    ),
+    Program(
+        "hostile-input",
+        "tests.hostile",
+        long="--seed {seed} --inputs 1000000",
+        short="--seed {seed} --inputs 20000",
+    ),
+    Program(
+        "soak",
+        "bench.soak",
+        long="--minutes 30 --noisy",
+        short="--minutes 1 --overload 1 --recovery 1 --idle 1 --noisy",
+    ),
     ProofTests(
         "state-machines",
         "tests/store/test_state_machine.py tests/store/test_durable_streams_state_machine.py",
@@ -132,7 +150,7 @@ PROOFS: tuple[Proof, ...] = (
     ),
     ProofTests(
         "attacks",
-        "tests/server/test_fuzz.py tests/server/durable_streams/test_fuzz.py "
+        "tests/server/durable_streams/test_fuzz.py "
         "tests/server/test_loop_lag.py tests/server/http/test_unread_answers.py "
         "tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py "
         "tests/server/http/test_response_shares.py tests/server/console/test_records.py",
