@@ -133,6 +133,18 @@ async def test_followers_get_an_error_when_the_mount_they_read_from_is_gone(
     assert await read_bodies(store) == [b"b"]
 
 
+async def test_reads_of_storage_that_was_closed_meanwhile_may_be_repeated(tmp_path: Path) -> None:
+    """As by a call that took the mount before its storage failed, and reads after it was closed."""
+    engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
+    await engine.close()
+    with pytest.raises(StoreRecoveringError):
+        await engine.get(b"key")
+    with pytest.raises(StoreRecoveringError):
+        await engine.get_many([b"a", b"b"])
+    with pytest.raises(StoreRecoveringError):
+        await anext(engine.scan(b"a", b"b"))
+
+
 async def test_a_failed_creation_is_unknown_and_can_be_repeated(
     store: StreamStore, bench: Bench
 ) -> None:

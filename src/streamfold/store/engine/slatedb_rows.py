@@ -13,6 +13,7 @@ from streamfold.errors import (
     DataCorruptError,
     StorageError,
     StorageFullError,
+    StoreRecoveringError,
     StreamfoldError,
     WriterFencedError,
 )
@@ -50,7 +51,7 @@ class SlateRows:
             return await self._reads.get(key)
         except FAILURES as error:
             if not _is_damage(error):
-                raise translated(error) from error
+                raise _read_failure(error) from error
         # On slow storage a table may have been replaced meanwhile. If one is damaged, a scan does
         # without its filter.
         async with aclosing(self.scan(key, key + b"\x00", first=1)) as pages:
@@ -63,7 +64,7 @@ class SlateRows:
             return await self._reads.get_many(keys)
         except FAILURES as error:
             if not _is_damage(error):
-                raise translated(error) from error
+                raise _read_failure(error) from error
         return [await self.get(key) for key in keys]
 
     async def scan(
@@ -104,14 +105,14 @@ class SlateRows:
                             yield page
             except FAILURES as error:
                 if not _is_damage(error):
-                    raise translated(error) from error
+                    raise _read_failure(error) from error
                 # Tables that a merge replaced while the scan ran are deleted after a while: continue
                 # after the last row with the tables that replaced them. Damage fails again.
                 rest = KeySpan(start, high) if not descending else KeySpan(low, end)
                 if failed == rest or not isinstance(error, binding.Error.Data):
                     nearest = await self._damage(error, rest, descending=descending)
                     if nearest is None and earlier:
-                        raise translated(error) from error
+                        raise _read_failure(error) from error
                     damage, earlier = nearest or damage, nearest is None
                 failed = rest
                 continue
@@ -129,9 +130,9 @@ class SlateRows:
         try:
             tables = await self._check.damage(str(error), rest)
         except (*FAILURES, StreamfoldError) as unchecked:
-            raise translated(error) from unchecked
+            raise _read_failure(error) from unchecked
         if not tables:
-            raise translated(error) from error
+            raise _read_failure(error) from error
         return _nearest(tables, rest, descending=descending)
 
     async def _scan(
@@ -215,6 +216,14 @@ def _is_damage(error: Any) -> bool:
     if isinstance(error, binding.Error.Unavailable):
         return any(sign in str(error) for sign in _DEVICE_DAMAGE)
     return isinstance(error, (binding.Error.Data, binding.InternalError))
+
+
+def _read_failure(error: Exception) -> Exception:
+    """What a failed read raises. SlateDB is closed once storage has failed: reads may be repeated."""
+    failure = translated(error)
+    if isinstance(error, binding.Error.Closed) and not isinstance(failure, WriterFencedError):
+        return StoreRecoveringError(str(failure))
+    return failure
 
 
 def translated(error: Exception) -> Exception:
