@@ -329,7 +329,9 @@ _SERIES = {
 }
 
 
-def page(soak: Soak, verdicts: Sequence[Verdict], command: str, under: list[str]) -> None:
+def page(
+    soak: Soak, rulings: Sequence[tuple[str, Verdict]], command: str, under: list[str]
+) -> None:
     marks: list[tuple[float, str]] = []
     for moment in soak.moments:
         if moment.phase != "calibration" and (not marks or marks[-1][1] != moment.phase):
@@ -354,10 +356,7 @@ def page(soak: Soak, verdicts: Sequence[Verdict], command: str, under: list[str]
         "",
         "| verdict | | figures |",
         "|---|---|---|",
-        *(
-            f"| {one.name} | {'holds' if one.holds else '**broken**'} | {one.text} |"
-            for one in verdicts
-        ),
+        *(f"| {verdict.name} | {ruling} | {verdict.text} |" for ruling, verdict in rulings),
     ]
     publish(
         Benchmark(
@@ -430,16 +429,23 @@ def main() -> int:
     results.parent.mkdir(exist_ok=True)
     results.write_text(json.dumps([asdict(moment) for moment in soak.moments]))
     for verdict in verdicts:
-        print(f"{'holds ' if verdict.holds else 'BROKEN'} {verdict.name}: {verdict.text}")
+        print(f"{_ruling(verdict, options)} {verdict.name}: {verdict.text}")
     for text, number in soak.load.refusals.most_common(10):
         print(f"{number:8} times {text}")
     print(f"cut off: {soak.cut_off}")
     if options.publish:
-        page(soak, verdicts, command, [*under, *load_after(busy)])
-    broken = sum(not verdict.holds for verdict in verdicts)
+        rulings = [(_ruling(verdict, options), verdict) for verdict in verdicts]
+        page(soak, rulings, command, [*under, *load_after(busy)])
+    broken = [_ruling(verdict, options) for verdict in verdicts].count("BROKEN")
     if options.report is not None:
         _report(options.report, soak, broken, time.monotonic() - began, command)
     return min(broken, 1)
+
+
+def _ruling(verdict: Verdict, options: argparse.Namespace) -> str:
+    if verdict.holds:
+        return "holds"
+    return "not judged: others were at work" if verdict.timed and options.noisy else "BROKEN"
 
 
 def _storage(folder: Path) -> str:

@@ -151,7 +151,7 @@ class Pool:
     async def exchange(self, request: bytes) -> Reply:
         """A request outside the load: set-up and audit."""
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.send(request, answered.set_result)
+        self.send(request, lambda reply: None if answered.done() else answered.set_result(reply))
         return await answered
 
     def give_back(self, connection: Connection) -> None:
