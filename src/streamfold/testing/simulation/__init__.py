@@ -1,4 +1,4 @@
-"""Runs stores and faces in simulated time on simulated storage: one seed is one run, repeatable step by step."""
+"""Runs stores and faces in simulated time on simulated storage: one seed is one repeatable run."""
 
 from streamfold.testing.simulation.books import SimulationReport
 from streamfold.testing.simulation.ledger import ViolationError

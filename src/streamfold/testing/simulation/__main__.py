@@ -71,6 +71,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="stop after this many seconds")
     parser.add_argument("--store-only", action="store_true", help="leave the faces out")
     parser.add_argument("--keep", help="run only these operations of the program, as in 3,17,40-44")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="KIND",
+        help="leave operations of a kind out, such as 'delete basin'; may be repeated",
+    )
     parser.add_argument("--trace", action="store_true", help="print every call of each run")
     parser.add_argument("--no-shrink", action="store_true", help="report a violation as it is")
     parser.add_argument("--report", type=Path, help="append one line of JSON to this file")
@@ -79,7 +86,8 @@ def _parse() -> argparse.Namespace:
 
 def _plan(seed: int, options: argparse.Namespace) -> Plan:
     plan = draw_plan(seed, faces=not options.store_only)
-    return plan if options.keep is None else plan.keep(parse_numbers(options.keep))
+    numbers = {call.number for call in plan.operations if call.kind not in options.without}
+    return plan.keep(numbers if options.keep is None else parse_numbers(options.keep))
 
 
 def _add(figures: Counter[str], report: SimulationReport, *, trace: bool) -> None:
@@ -96,6 +104,8 @@ def _tell(plan: Plan, violation: str, seconds: float, options: argparse.Namespac
     command = f"python -m streamfold.testing.simulation --first {plan.seed} --seeds 1"
     if options.store_only:
         command += " --store-only"
+    for kind in options.without:
+        command += f" --without '{kind}'"
     print(f"after {seconds:.1f} s: {violation}\nRepeat it: {command} --no-shrink")
     if options.no_shrink:
         return
@@ -105,6 +115,7 @@ def _tell(plan: Plan, violation: str, seconds: float, options: argparse.Namespac
     print(
         f"\nShrunk from {len(plan.operations)} operations to {len(smaller.operations)} in "
         f"{time.monotonic() - began:.1f} s: {story}\n"
+        f"The operations: {'; '.join(smaller.describe())}\n"
         f"Repeat it: {command} --no-shrink --trace --keep {numbers}"
     )
 

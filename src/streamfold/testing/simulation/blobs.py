@@ -14,8 +14,8 @@ from streamfold.testing.simulation.storage import SimulatedStorage, Weather
 class SimulatedBlobs(BlobStore):
     """Blobs on simulated storage, below a prefix.
 
-    A write whose outcome is unknown leaves all of the blob, none, or half of it: the half is more than
-    the contract of a blob store allows, so whoever reads such a blob relies on an answer that never came.
+    A write whose outcome is unknown leaves all of the blob, none of it, or half. The contract of a blob
+    store excludes the half: nothing may read a blob whose write was never acknowledged.
     """
 
     def __init__(self, storage: SimulatedStorage, weather: Weather, prefix: str) -> None:

@@ -118,7 +118,8 @@ class Books:
         self.note(f"{call} -> {error.code}")
         if isinstance(error, DataCorruptError):
             raise ViolationError(f"{ledger.name if ledger else call}: {error}")
-        if isinstance(error, NotFoundError | StreamDeletingError) and ledger and not ledger.over:
+        missing = isinstance(error, NotFoundError | StreamDeletingError)
+        if missing and ledger and not ledger.may_be_missing(self.latest):
             raise ViolationError(f"{ledger.name}: {call}: {error.code}, but it exists")
 
     def tell(self, violation: str, most: int) -> list[str]:
@@ -137,13 +138,20 @@ class Books:
         streams = [
             ledger
             for ledger in self.streams.values()
-            if not ledger.over and json in (None, ledger.json)
+            if json in (None, ledger.json) and (ledger.lazy or self.exists(ledger))
+            if not ledger.over
         ]
         return chance().choice(streams) if streams else None
 
     def new_name(self) -> str:
         self._names += 1
         return f"s{self._names}."
+
+    def exists(self, ledger: StreamLedger) -> bool:
+        """Whether a stream must exist now; one that may have ended is not used any more."""
+        if ledger.ttl is not None and ledger.may_be_missing(self.latest):
+            ledger.over = True
+        return not ledger.may_be_missing(self.latest)
 
     def open_ledger(self, ledger: StreamLedger) -> StreamLedger:
         """Begin the books of a stream that was created just now."""

@@ -62,7 +62,12 @@ class Clients:
     async def check_all(self) -> None:
         """Read every stream to its end, and compare it with what clients were told."""
         store_calls = StoreCalls(self._books, self._store, 0)
-        for ledger in [ledger for ledger in self._books.streams.values() if not ledger.over]:
+        books = self._books
+        for ledger in books.streams.values():
+            ledger.lazy = ledger.lazy and not ledger.tail
+        for ledger in [ledger for ledger in books.streams.values() if books.exists(ledger)]:
+            if not books.exists(ledger):
+                continue
             try:
                 await store_calls.check(ledger)
             except StreamfoldError as error:  # storage is calm now

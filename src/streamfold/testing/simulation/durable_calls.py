@@ -83,18 +83,25 @@ class DurableCalls:
         ledger = StreamLedger(name or books.new_name(), json=random.random() < 0.6)
         bodies = books.bodies(number, ledger, 1) if random.random() < 0.3 else []
         mark = books.mark()
+        headers = {"content-type": _content_type(ledger)}
+        if random.random() < 0.2:
+            ledger.ttl = random.choice((5, 40))
+            headers["stream-ttl"] = str(ledger.ttl)
         try:
             answer = await self._faces.ask(
                 "PUT",
                 self._path(ledger),
-                {"content-type": _content_type(ledger)},
+                headers,
                 _content(ledger, bodies) if bodies else b"",
             )
         except LostAnswerError:
             books.note(f"ds create {ledger.name} -> lost")
             return
-        books.note(f"ds create {ledger.name} json={ledger.json} {bodies} -> {answer}")
+        books.note(
+            f"ds create {ledger.name} json={ledger.json} ttl={ledger.ttl} {bodies} -> {answer}"
+        )
         if answer.status == 201:
+            ledger.used = books.arrival(mark)
             books.open_ledger(ledger)
             books.acknowledge(ledger, 0, bodies, mark)
 

@@ -40,7 +40,7 @@ def seeded(seed: int, now: Callable[[], int]) -> Iterator[None]:
         random.setstate(state)
         pauses.seed()
         with quiet():
-            gc.collect(0)  # everything of this run is young: nothing was collected meanwhile
+            gc.collect(1)  # everything of this run is young: nothing was collected meanwhile
         if collecting:
             gc.enable()
 

@@ -54,6 +54,11 @@ class StreamLedger:
     json: bool = False
     #: Whether a reader was told that the stream is closed.
     closed: bool = False
+    #: Made by the first append that names it, in this life of the server at the earliest.
+    lazy: bool = False
+    #: Seconds without use after which it ends, and when it was last used by the wall clock.
+    ttl: int | None = None
+    used: float = 0.0
     #: Ended by a deletion, or of a fate that nobody knows.
     over: bool = False
 
@@ -88,6 +93,8 @@ class StreamLedger:
             places=places,
             json=self.json,
             refused=set(self.refused),
+            ttl=self.ttl,
+            used=self.used,
         )
 
     def refuse(self, bodies: Sequence[bytes]) -> None:
@@ -98,6 +105,12 @@ class StreamLedger:
                     f"{self.name}: {body!r} was refused, and a reader got it at {self.places[body]}"
                 )
         self.refused.update(bodies)
+
+    def may_be_missing(self, latest: float) -> bool:
+        """Whether nothing promises that it exists; `latest` as in `check_read`."""
+        if self.over or self.lazy:
+            return True
+        return self.ttl is not None and latest - self.used >= self.ttl
 
     def check_tail(self, tail: int, at_least: int) -> None:
         if tail < at_least:

@@ -104,7 +104,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         #: Callbacks of dead processes. Freeing one would run the `finally` of its task.
         self._dropped: list[asyncio.Handle] = []
         self.set_task_factory(_make_task)
-        self.set_exception_handler(SimulationLoop._note_error)
+        self.set_exception_handler(lambda _, details: self._note_error(details))
 
     def bury(self) -> None:
         """Close the loop, and forget what dead processes have left."""

@@ -103,6 +103,15 @@ class Plan:
     def operations(self) -> list[Operation]:
         return [call for life in self.lives for client in life.clients for call in client]
 
+    def describe(self) -> list[str]:
+        """Each operation with its place, for people."""
+        return [
+            f"{call.number} {call.kind} (life {life_number}, client {client_number})"
+            for life_number, life in enumerate(self.lives, 1)
+            for client_number, client in enumerate(life.clients, 1)
+            for call in client
+        ]
+
     def keep(self, numbers: Collection[int]) -> Plan:
         """The same program with only the operations that have these numbers."""
         lives = [

@@ -33,7 +33,7 @@ from streamfold.testing.simulation.blobs import SimulatedBlobs
 from streamfold.testing.simulation.books import BASIN, Books, SimulationReport
 from streamfold.testing.simulation.clients import Clients, FaceOpener
 from streamfold.testing.simulation.entropy import quiet, seeded
-from streamfold.testing.simulation.ledger import ViolationError
+from streamfold.testing.simulation.ledger import StreamLedger, ViolationError
 from streamfold.testing.simulation.loop import (
     SimulatedProcess,
     SimulationLoop,
@@ -176,6 +176,8 @@ class _Program:
         clients = Clients(self.books, store, server.faces)
         for number in range(self.plan.streams):
             await clients.create_stream(_FIRST_STREAM + number)
+        # Made by appends of several clients at once.
+        self.books.open_ledger(StreamLedger(self.books.new_name(), lazy=True))
         await self._end(server, "stop", [])
 
     async def _live(self, plan: LifePlan) -> None:
@@ -220,7 +222,6 @@ class _Program:
         while True:
             self.books.note(f" -- open, failures {weather.failures}, slowest {weather.slowest}")
             server = _Server(self, plan)
-            await asyncio.wait([server.task, server._ready], return_when=asyncio.FIRST_COMPLETED)
             try:
                 await server.store()
             except StreamfoldError as error:

@@ -89,10 +89,15 @@ class S2Calls:
         sent = msgspec.json.encode(
             {"records": [{"body": body.decode()} for body in bodies], **content}
         )
-        named = {} if token is None else {"token": token, "allowed": frozenset((401,))}
         try:
             answer = await self._faces.ask(
-                "POST", self._path(ledger), _JSON, sent, ledger=ledger, **named
+                "POST",
+                self._path(ledger),
+                _JSON,
+                sent,
+                ledger=ledger,
+                token=token,
+                allowed=frozenset(() if token is None else (401,)),
             )
         except LostAnswerError:
             books.note(f"{call} -> lost")
@@ -293,7 +298,7 @@ class S2Calls:
     async def _list(self, number: int) -> None:
         """List streams: everything that exists is in it."""
         books = self._books
-        names = {name for name, ledger in books.streams.items() if not ledger.over}
+        names = {name for name, ledger in books.streams.items() if books.exists(ledger)}
         try:
             answer = await self._faces.ask("GET", "/v1/streams", _BASIN)
         except LostAnswerError:
@@ -303,7 +308,7 @@ class S2Calls:
             return
         listed = {item["name"] for item in answer.json()["streams"]}
         for name in sorted(names - listed):
-            if not books.streams[name].over:
+            if books.exists(books.streams[name]):
                 raise ViolationError(f"{name}: exists, and is not in the list {sorted(listed)}")
 
     async def _delete(self, number: int) -> None:
@@ -322,7 +327,7 @@ class S2Calls:
     async def _create(self, name: str) -> None:
         books = self._books
         retention = RETENTION if chance().random() < 0.5 else None
-        policy = {"infinite": {}} if retention is None else {"age": retention}
+        policy: dict[str, object] = {"infinite": {}} if retention is None else {"age": retention}
         wanted = {"stream": name, "config": {"retention_policy": policy}}
         try:
             answer = await self._faces.ask(
