@@ -33,7 +33,10 @@ async def test_requests_beyond_the_most_are_refused_until_others_end() -> None:
                 assert (await follower.head(session)).status == 200
             refused = await reader.exchange("GET", f"{PATH}/tail", TAIL)
             assert (refused.status, json.loads(refused.body)["code"]) == (503, "server_busy")
-            assert (refused.headers["retry-after"], refused.headers["retry-after-ms"]) == ("1", "1000")
+            assert (refused.headers["retry-after"], refused.headers["retry-after-ms"]) == (
+                "1",
+                "1000",
+            )
             assert (await reader.exchange("GET", "/health")).status == 200
         await until(lambda: server.gate.inside == 0)
         assert (await reader.exchange("GET", f"{PATH}/tail", TAIL)).status == 200
