@@ -15,10 +15,10 @@ import pytest
 from s2_sdk import AppendInput, Record, Retry, S2Error, SeqNum, SeqNumMismatchError
 from s2_sdk import S2Stream as Stream
 
+from streamfold.testing.adversary.proxy import StorageProxy, StorageWeather
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.s3 import S3Server, s3_client
 from tests.sdk import sdk_client
-from tests.store.engine.flaky_proxy import FlakyProxy, Weather
 
 BASIN, STREAM = "my-basin", "my-stream"
 
@@ -96,16 +96,16 @@ async def test_e10_what_was_acknowledged_is_there_after_a_crash(tmp_path: Path) 
 async def test_e10_a_partition_from_storage_gives_errors_and_no_acks_until_it_heals(
     s3_server: S3Server,
 ) -> None:
-    async with FlakyProxy(s3_server.endpoint).running() as proxy:
+    async with StorageProxy(s3_server.endpoint).running() as proxy:
         variables = {**s3_server.environment(), "AWS_ENDPOINT_URL_S3": proxy.endpoint}
         variables["AWS_ENDPOINT_URL"] = variables["AWS_ENDPOINT"] = proxy.endpoint
         options = ("--bucket", s3_server.bucket, "--path", "partition")
         async with lite(*options, **variables) as (_, url), stream_at(url) as stream:
             await stream.append(batch("before"))
-            await proxy.turn(Weather.REFUSED)
+            await proxy.turn(StorageWeather.REFUSED)
             with pytest.raises(S2Error):
                 await stream.append(batch("during"))
-            await proxy.turn(Weather.CLEAR)
+            await proxy.turn(StorageWeather.CLEAR)
             await _healed(stream)
             found = await bodies(stream)
     assert found[0] == b"before"

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import pytest
 from s2_sdk import S2, AppendInput, Record, SeqNum
 
+from streamfold.testing.adversary.proxy import StorageProxy, StorageWeather
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.s3 import S3Server, s3_client
 from tests.sdk import sdk_client
-from tests.store.engine.flaky_proxy import FlakyProxy, Weather
 
 BASIN, STREAM = "test-basin", "orders"
 
@@ -79,11 +79,11 @@ async def test_a_bucket_that_is_not_there_is_refused_in_one_line(s3_server: S3Se
     assert "trying again" not in ended.stderr  # a refusal is definite
 
 
-@pytest.mark.parametrize("weather", [Weather.REFUSED, Weather.ANSWERS_LOST])
+@pytest.mark.parametrize("weather", [StorageWeather.REFUSED, StorageWeather.ANSWERS_LOST])
 async def test_a_server_starts_although_its_first_connections_to_storage_break(
-    s3_server: S3Server, weather: Weather
+    s3_server: S3Server, weather: StorageWeather
 ) -> None:
-    async with FlakyProxy(s3_server.endpoint).running() as proxy:
+    async with StorageProxy(s3_server.endpoint).running() as proxy:
         await proxy.turn(weather)
         shell = Shell(s3_server.environment() | {"AWS_ENDPOINT_URL_S3": proxy.endpoint})
         options = ("--host", "127.0.0.1", "--port", "0", "--json", "--no-access-log")
@@ -92,7 +92,7 @@ async def test_a_server_starts_although_its_first_connections_to_storage_break(
             assert process.stderr is not None
             async with asyncio.timeout(120):
                 assert b"trying again" in await process.stderr.readline()
-            await proxy.turn(Weather.CLEAR)
+            await proxy.turn(StorageWeather.CLEAR)
             async with sdk_client(json.loads(await line_of(process))["url"]) as s2:
                 await s2.create_basin(BASIN)
             process.send_signal(signal.SIGTERM)

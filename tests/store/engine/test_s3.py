@@ -20,11 +20,11 @@ from streamfold.store.engine import location as location_module
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store
+from streamfold.testing.adversary.proxy import StorageProxy, StorageWeather
 from tests.s3 import S3Server, s3_client
 from tests.store.crash.ledger import Event, Ledger, OutcomeUnknown, Stored
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
-from tests.store.engine.flaky_proxy import FlakyProxy, Weather
 
 STREAM = STREAMS[0]
 #: A store that does not wait long for an answer, but long enough on a slow machine; nor for its
@@ -42,13 +42,13 @@ def location(s3_server: S3Server, request: pytest.FixtureRequest) -> Location:
 
 
 @pytest.fixture
-async def proxy(s3_server: S3Server) -> AsyncIterator[FlakyProxy]:
-    async with FlakyProxy(s3_server.endpoint).running() as proxy:
+async def proxy(s3_server: S3Server) -> AsyncIterator[StorageProxy]:
+    async with StorageProxy(s3_server.endpoint).running() as proxy:
         yield proxy
 
 
 @pytest.fixture
-def far(s3_server: S3Server, proxy: FlakyProxy, request: pytest.FixtureRequest) -> Location:
+def far(s3_server: S3Server, proxy: StorageProxy, request: pytest.FixtureRequest) -> Location:
     """The same location, reached through the proxy."""
     return _location(s3_server, request, proxy.endpoint)
 
@@ -134,12 +134,12 @@ def test_a_location_without_bucket_is_refused(url: str) -> None:
         open_location(url)
 
 
-BAD_WEATHER = [Weather.REFUSED, Weather.SILENT, Weather.ANSWERS_LOST]
+BAD_WEATHER = [StorageWeather.REFUSED, StorageWeather.SILENT, StorageWeather.ANSWERS_LOST]
 
 
 @pytest.mark.parametrize("weather", BAD_WEATHER)
 async def test_an_endpoint_that_goes_away_is_an_error_and_not_an_ack(
-    far: Location, proxy: FlakyProxy, weather: Weather
+    far: Location, proxy: StorageProxy, weather: StorageWeather
 ) -> None:
     async with open_store(far, CALM) as store:
         await prepare(store)
@@ -152,7 +152,7 @@ async def test_an_endpoint_that_goes_away_is_an_error_and_not_an_ack(
             await store.append(BASIN, STREAM, [Record(b"never")])
         with pytest.raises(StoreRecoveringError):
             await store.check_tail(BASIN, STREAM)
-        await proxy.turn(Weather.CLEAR)
+        await proxy.turn(StorageWeather.CLEAR)
     async with open_store(far, CALM) as store:
         await store.append(BASIN, STREAM, [Record(b"after")])
         bodies = [record.body for record in await read_all(store, STREAM)]
@@ -160,17 +160,17 @@ async def test_an_endpoint_that_goes_away_is_an_error_and_not_an_ack(
 
 
 async def test_a_lost_answer_is_not_taken_for_another_writer(
-    far: Location, proxy: FlakyProxy
+    far: Location, proxy: StorageProxy
 ) -> None:
     """The repeated request finds the object that the first one made: still our own."""
     async with asyncio.timeout(60), open_store(far) as store:
         await prepare(store)
         for number in range(5):
             lost = asyncio.create_task(proxy.lost_answer(b"PUT", b"/wal/"))
-            await proxy.turn(Weather.ANSWERS_LOST)
+            await proxy.turn(StorageWeather.ANSWERS_LOST)
             append = asyncio.create_task(store.append(BASIN, STREAM, [Record(b"%d" % number)]))
             await lost
-            await proxy.turn(Weather.CLEAR)
+            await proxy.turn(StorageWeather.CLEAR)
             assert (await append).start.seq_num == number
         bodies = [record.body for record in await read_all(store, STREAM)]
         assert bodies == [b"%d" % number for number in range(5)]
@@ -178,7 +178,7 @@ async def test_a_lost_answer_is_not_taken_for_another_writer(
 
 @pytest.mark.parametrize("weather", BAD_WEATHER)
 async def test_the_store_recovers_without_help_with_everything_acknowledged(
-    far: Location, proxy: FlakyProxy, weather: Weather
+    far: Location, proxy: StorageProxy, weather: StorageWeather
 ) -> None:
     watch = Watch()
     async with asyncio.timeout(120), open_store(far, PATIENT) as store:
@@ -190,11 +190,11 @@ async def test_the_store_recovers_without_help_with_everything_acknowledged(
                 await watch.more(Stored, 20)
                 await proxy.turn(weather)
                 await watch.more(OutcomeUnknown, 1)
-                await proxy.turn(Weather.CLEAR)
+                await proxy.turn(StorageWeather.CLEAR)
             await watch.more(Stored, 20)
             load.stop()
         assert load.ended_by is None
-        assert bool(proxy.answers_lost) == (weather is Weather.ANSWERS_LOST)
+        assert bool(proxy.answers_lost) == (weather is StorageWeather.ANSWERS_LOST)
         for event in await verify(store, watch.ledger):
             watch.ledger.apply(event)
     async with open_store(far, CALM) as store:
@@ -203,14 +203,14 @@ async def test_the_store_recovers_without_help_with_everything_acknowledged(
 
 @pytest.mark.parametrize("weather", BAD_WEATHER)
 async def test_a_store_cannot_be_opened_while_its_endpoint_is_away(
-    far: Location, proxy: FlakyProxy, weather: Weather, monkeypatch: pytest.MonkeyPatch
+    far: Location, proxy: StorageProxy, weather: StorageWeather, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(location_module, "_ACCESS_TIMEOUT", 1.0)
     await proxy.turn(weather)
     with pytest.raises(StorageError, match=r"cannot open the store at .*: cannot read"):
         async with open_store(far):
             pass
-    await proxy.turn(Weather.CLEAR)
+    await proxy.turn(StorageWeather.CLEAR)
     async with open_store(far) as store:
         await prepare(store)
 
@@ -221,27 +221,27 @@ SILENCE = StoreSettings(commit_timeout=3600, recovery_timeout=60)
 
 # Upstream defect 3.
 async def test_a_write_that_storage_denies_is_answered_before_the_timeout_for_silence(
-    far: Location, proxy: FlakyProxy
+    far: Location, proxy: StorageProxy
 ) -> None:
     async with asyncio.timeout(120), open_store(far, SILENCE) as store:
         await prepare(store)
         await store.append(BASIN, STREAM, [Record(b"before")])
-        await proxy.turn(Weather.DENIED)
+        await proxy.turn(StorageWeather.READ_ONLY)
         with pytest.raises(OutcomeUnknownError, match=r"403 Forbidden.*AccessDenied"):
             await store.append(BASIN, STREAM, [Record(b"denied")])
         waiting = asyncio.create_task(store.append(BASIN, STREAM, [Record(b"after")]))
-        await proxy.turn(Weather.CLEAR)
+        await proxy.turn(StorageWeather.CLEAR)
         assert (await waiting).start.seq_num == 1
         assert [record.body for record in await read_all(store, STREAM)] == [b"before", b"after"]
 
 
 async def test_calls_do_not_wait_for_storage_that_is_known_to_refuse(
-    far: Location, proxy: FlakyProxy
+    far: Location, proxy: StorageProxy
 ) -> None:
     async with open_store(far, CALM) as store:
         await prepare(store)
     async with asyncio.timeout(120), open_store(far, IMPATIENT) as store:
-        await proxy.turn(Weather.DENIED)
+        await proxy.turn(StorageWeather.READ_ONLY)
         with pytest.raises(OutcomeUnknownError):
             await store.append(BASIN, STREAM, [Record(b"denied")])
         with pytest.raises(StoreRecoveringError):

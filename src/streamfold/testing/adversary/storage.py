@@ -87,7 +87,7 @@ class FlakyBucket:
         try:
             assert process.stdout is not None
             where = json.loads(await process.stdout.readline())
-            self._proxy = StorageProxy(where["host"], where["port"])
+            self._proxy = StorageProxy(f"http://{where['host']}:{where['port']}")
             async with self._proxy.running():
                 yield
         finally:
