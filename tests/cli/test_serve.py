@@ -266,6 +266,7 @@ def _listening_addresses(port: int) -> set[str]:
         (["--path", "prod"], "give a local root or a bucket"),
         (["--tls-cert", __file__], "need each other"),
         (["--accept-loss", "7"], "give --local-root"),
+        (["--take-over", "--bucket", "records"], "a server on a bucket always replaces"),
         (["--append-inflight-bytes", "1KiB"], "at least 1048576"),
         (["--append-inflight-bytes", "lots"], "64MiB"),
         (["--commit-interval", "-1"], "commit-interval"),

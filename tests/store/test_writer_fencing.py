@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from streamfold.errors import OutcomeUnknownError, WriterFencedError
+from streamfold.errors import OutcomeUnknownError, StorageError, WriterFencedError
 from streamfold.model.records import Record
+from streamfold.store.engine import slatedb
+from streamfold.store.engine.engine import commit_rows
+from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import Location, open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from streamfold.testing.engine_faults import CommitFault, FaultyEngine
 from tests.proving import seeds
 from tests.s3 import S3Server
 from tests.store.crash.ledger import Event, Ledger, Stored
@@ -147,3 +153,74 @@ async def _follow(
         note(event)
     if not acked.is_set():
         raise AssertionError(f"the writer ended before its acks: {await writer.end()}")
+
+
+async def test_a_writer_that_reopens_its_storage_does_not_take_it_from_its_replacement(
+    location: Location,
+) -> None:
+    """The replacement starts after the first writer has checked that the store is still its own."""
+    engines: list[FaultyEngine] = []
+    async with AsyncExitStack() as stack:
+        second: StreamStore | None = None
+
+        async def open_engine() -> FaultyEngine:
+            nonlocal second
+            if engines:
+                second = await stack.enter_async_context(open_store(location, take_over=True))
+            disk = LocalDisk(location.folder) if location.folder is not None else None
+            engines.append(FaultyEngine(await SlateEngine.open(location, disk)))
+            return engines[-1]
+
+        first = await stack.enter_async_context(open_store(location, opener=open_engine))
+        await prepare(first)
+        await first.append(BASIN, STREAM, [Record(b"before")])
+        engines[-1].fail_next(CommitFault.BEFORE)
+        with pytest.raises(OutcomeUnknownError):
+            await first.append(BASIN, STREAM, [Record(b"failed")])
+        with pytest.raises(WriterFencedError):
+            await first.append(BASIN, STREAM, [Record(b"lost")])
+        assert second is not None
+        with suppress(OutcomeUnknownError, WriterFencedError):  # it was fenced for a moment
+            await second.append(BASIN, STREAM, [Record(b"at once")])
+        ack = await second.append(BASIN, STREAM, [Record(b"after")])
+        bodies = [record.body for record in await read_all(second, STREAM)]
+        assert bodies in ([b"before", b"after"], [b"before", b"at once", b"after"])
+        assert ack.end.seq_num == len(bodies)
+
+
+async def test_a_writer_takes_its_store_back_once_and_no_more(location: Location) -> None:
+    """From processes that do not claim the store, as those of earlier versions."""
+    async with open_store(location) as store:
+        await prepare(store)
+        for expected in ([None], [WriterFencedError]):
+            other = await SlateEngine.open(location)
+            with suppress(OutcomeUnknownError, WriterFencedError):
+                await store.append(BASIN, STREAM, [Record(b"fenced")])
+            error: Exception | None = None
+            try:
+                await store.append(BASIN, STREAM, [Record(b"again")])
+            except WriterFencedError as fenced:
+                error = fenced
+            assert [error and type(error)] == expected
+            await other.close(flush=False)
+
+
+async def test_an_opening_does_not_take_the_number_of_another_one(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two with one number would write chunk files of the same names, and neither would stop."""
+    build = slatedb._build
+    others: list[SlateEngine] = []
+
+    async def build_slowly(*arguments: Any) -> Any:
+        opened = await build(*arguments)
+        if not others:
+            monkeypatch.setattr(slatedb, "_build", build)
+            others.append(await SlateEngine.open(location))
+        return opened
+
+    monkeypatch.setattr(slatedb, "_build", build_slowly)
+    with pytest.raises(StorageError, match="at the same time"):
+        await SlateEngine.open(location)
+    await commit_rows(others[0], [(b"key", b"value")])
+    await others[0].close()

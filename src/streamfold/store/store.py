@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from streamfold.errors import (
@@ -46,6 +46,7 @@ from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import Location, choose_location, open_location
 from streamfold.store.engine.process_locks import writer_lock
 from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.engine.writer_claim import BucketClaim, NoClaim, WriterClaim
 from streamfold.store.log.admission import Admission, AppendRequest
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.sealing import SealingKey
@@ -58,6 +59,8 @@ from streamfold.store.supervisor import Supervisor
 from streamfold.store.upkeep.reclaim import StorageUse
 
 _NO_LAYER = StreamConfigLayer()
+#: Seconds for which a start tries to open a bucket that fails now and then.
+_BUCKET_PATIENCE = 30.0
 _NOTHING_TO_DELETE = "there is nothing to delete; check the name"
 
 
@@ -423,7 +426,14 @@ async def open_store(
     )
     folder, limits, asked = location.folder, location.file_limits, settings.chunk_file_bytes
     try:
-        with writer_lock(folder, take_over=take_over) if folder is not None else nullcontext():
+        claiming: AbstractContextManager[WriterClaim] = (
+            writer_lock(folder, take_over=take_over)
+            if folder is not None
+            else nullcontext(
+                NoClaim() if location.files is None else BucketClaim(location, location.files)
+            )
+        )
+        with claiming as claim:
             chunks = await asyncio.to_thread(location.open_chunks, fsync=settings.fsync)
             supervisor = Supervisor(
                 opener or open_slate,
@@ -433,6 +443,8 @@ async def open_store(
                 chunks,
                 limits if asked is None else limits._replace(write_from=asked),
                 space,
+                claim,
+                _BUCKET_PATIENCE if location.files is not None else 0,
             )
             async with supervisor.running():
                 yield StreamStore(supervisor, now, location)

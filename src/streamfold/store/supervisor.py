@@ -32,6 +32,7 @@ from streamfold.store.damage import KnownDamage
 from streamfold.store.engine.disk_space import DiskSpace
 from streamfold.store.engine.engine import Engine, EngineOpener, commit_rows
 from streamfold.store.engine.location import FileLimits
+from streamfold.store.engine.writer_claim import WriterClaim
 from streamfold.store.leftovers import Leftovers
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
@@ -87,8 +88,14 @@ class Supervisor:
         chunks: BlobStore,
         file_limits: FileLimits,
         space: DiskSpace,
+        claim: WriterClaim,
+        patience: float = 0,
     ) -> None:
+        """With `patience`, a start tries for so many seconds to open storage that fails."""
         self._opener = opener
+        self._claim, self._patience = claim, patience
+        #: Whether this process took the store back from one that it had replaced.
+        self._taken_back = False
         self._snapshots = SnapshotBlobs(snapshots)
         self._chunks, self._file_limits = chunks, file_limits
         self._settings = settings
@@ -144,7 +151,8 @@ class Supervisor:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Open the storage, keep it open while the context lasts, then drain and close it."""
-        mounted = await self._open()
+        await self._claim.take()
+        mounted = await self._open_patiently()
         self._let_calls_wait()
         # Not a task group: it would wrap the exceptions of the body.
         keeper = asyncio.create_task(self._keep(mounted))
@@ -201,7 +209,7 @@ class Supervisor:
         except BaseExceptionGroup as errors:
             failure = _cause(errors)
             self._let_calls_wait()
-            if isinstance(failure, FINAL):
+            if isinstance(failure, FINAL) and not self._may_take_back(failure):
                 self._refuse(failure)
             elif not self._final:
                 self._refusal = _recovering(failure)
@@ -212,12 +220,15 @@ class Supervisor:
     async def _reopen(self, former: Engine) -> MountedStore | None:
         """Reopen the storage as soon as it answers; None if another process has it now."""
         pause, failures = _REOPEN_FIRST, 1
+        taking_back = False
         while True:
             await asyncio.sleep(pause)
             failures += 1
             pause = pause_after(failures, _REOPEN_FIRST, _REOPEN_LAST)
             try:
-                await former.check()
+                await self._claim.check()
+                if not taking_back:
+                    taking_back = await self._is_fenced_by_former_writer(former)
                 return await self._open()
             except WriterFencedError as error:
                 self._refuse(error)
@@ -225,6 +236,41 @@ class Supervisor:
             except StreamfoldError as error:
                 self._refusal = _recovering(error)
                 logger.warning("storage cannot be opened, trying again in %.2f s: %s", pause, error)
+
+    def _may_take_back(self, failure: StreamfoldError) -> bool:
+        """Whether a failure may be due to a process that has not noticed yet that it was replaced."""
+        fenced = isinstance(failure, WriterFencedError)
+        return fenced and self._claim.decides and not self._taken_back
+
+    async def _is_fenced_by_former_writer(self, former: Engine) -> bool:
+        """Whether this process has to take the store back; WriterFencedError if it must not."""
+        try:
+            await former.check()
+        except WriterFencedError as error:
+            if not self._may_take_back(error):
+                raise
+            self._taken_back = True
+            logger.warning(
+                "a process that was started before this one has opened the store: taking it back"
+            )
+            return True
+        return False
+
+    async def _open_patiently(self) -> MountedStore:
+        """Open the storage; repeat that while a bucket fails, until `patience` is over."""
+        clock = asyncio.get_running_loop().time
+        deadline, failures = clock() + self._patience, 0
+        while True:
+            try:
+                return await self._open()
+            except StorageError as error:
+                failures += 1
+                pause = pause_after(failures, _REOPEN_FIRST * 4, _REOPEN_LAST)
+                # Its subclasses say what is wrong for longer than that.
+                if type(error) is not StorageError or clock() + pause > deadline:
+                    raise
+                logger.warning("storage cannot be opened, trying again in %.2f s: %s", pause, error)
+            await asyncio.sleep(pause)
 
     async def _open(self) -> MountedStore:
         engine = await self._opener()
@@ -234,6 +280,7 @@ class Supervisor:
             mount = await Mount.start(
                 engine, self._settings, self.admission, self._now, files, damage
             )
+            await self._claim.check()
         except BaseException:
             await _close(engine, _CLOSE_TIMEOUT, flush=False)
             raise

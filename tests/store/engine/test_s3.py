@@ -16,8 +16,10 @@ from streamfold.errors import (
     StreamDeletingError,
 )
 from streamfold.model.records import Record, trim_record
+from streamfold.store import store as store_module
 from streamfold.store.engine import location as location_module
 from streamfold.store.engine.location import Location, open_location
+from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store
 from streamfold.testing.adversary.proxy import StorageProxy, StorageWeather
@@ -213,6 +215,34 @@ async def test_a_store_cannot_be_opened_while_its_endpoint_is_away(
     await proxy.turn(StorageWeather.CLEAR)
     async with open_store(far) as store:
         await prepare(store)
+
+
+async def test_a_start_tries_again_to_open_storage_that_fails(
+    location: Location, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = iter([StorageError("SlateDB failed: WAL is unavailable")] * 2)
+
+    async def open_engine() -> SlateEngine:
+        for failure in failures:
+            raise failure
+        return await SlateEngine.open(location)
+
+    async with open_store(location, opener=open_engine) as store:
+        await prepare(store)
+    assert caplog.text.count("storage cannot be opened, trying again in") == 2
+
+
+async def test_a_start_gives_up_storage_that_keeps_failing(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_BUCKET_PATIENCE", 0.5)
+
+    async def open_engine() -> SlateEngine:
+        raise StorageError("SlateDB failed: WAL is unavailable")
+
+    with pytest.raises(StorageError, match="WAL is unavailable"):
+        async with open_store(location, opener=open_engine):
+            pass
 
 
 #: Seconds that no test takes: what ends before was answered, and not given up.

@@ -83,7 +83,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     "--take-over",
     is_flag=True,
     help="Replace the process that has the folder open: its appends fail, and it stops. Without this, "
-    "the start is refused. A bucket is always taken over.",
+    "the start is refused. Only with --local-root: a bucket is always taken over.",
 )
 @click.option(
     "--accept-loss",
@@ -295,6 +295,11 @@ def serve(
         raise InvalidError(
             f"--accept-loss {accept_loss} is for log files that are synced to local disk: give "
             "--local-root, without --no-fsync, or leave it out"
+        )
+    if take_over and local_root is None:
+        raise InvalidError(
+            "--take-over is for --local-root: a server on a bucket always replaces the one before, and "
+            "one in memory has nothing to take over; leave it out"
         )
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     configuration = Configuration(

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,6 +23,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 from streamfold.backoff import pause_after
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import (
+    BlobOutcomeUnknownError,
     BlobUnavailableError,
     FormatUnsupportedError,
     InvalidError,
@@ -149,16 +150,21 @@ class Location:
 
         A refusal is raised at once. Broken connections are tried again for a few seconds.
         """
+        await self.reach(self._check_once)
+
+    async def reach(self, request: Callable[[], Awaitable[None]]) -> None:
+        """Send a request that may be repeated, for a few seconds if connections break."""
         clock = asyncio.get_running_loop().time
         deadline, failures = clock() + _ACCESS_TIMEOUT, 0
         while True:
             try:
-                await self._check_once()
+                await request()
                 return
-            except BlobUnavailableError as error:
+            except (BlobUnavailableError, BlobOutcomeUnknownError) as error:
                 failures += 1
                 pause = pause_after(failures, *_ACCESS_PAUSES)
-                if not error.transient or clock() + pause > deadline:
+                transient = isinstance(error, BlobOutcomeUnknownError) or error.transient
+                if not transient or clock() + pause > deadline:
                     raise StorageError(f"cannot open the store at {self.url}: {error}") from None
                 logger.warning(
                     "the store at %s cannot be reached yet: %s; trying again in %.1f s",

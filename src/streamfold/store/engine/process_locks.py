@@ -14,9 +14,11 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from streamfold.errors import StorageError, StoreInUseError
+from streamfold.errors import StorageError, StoreInUseError, WriterFencedError
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +30,33 @@ _HOLDER_MAX = 200
 
 
 @contextmanager
-def writer_lock(folder: Path, *, take_over: bool) -> Iterator[None]:
+def writer_lock(folder: Path, *, take_over: bool) -> Iterator[LockClaim]:
     """Be the only writer of the database in `folder` while the context lasts.
 
     StoreInUseError if it has one, unless this one is to take over.
     """
-    handle = _lock_or_replace(folder / _WRITER, take_over=take_over)
+    path = folder / _WRITER
+    handle = _lock_or_replace(path, take_over=take_over)
     try:
-        yield
+        yield LockClaim(handle, path)
     finally:
         os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class LockClaim:
+    """A lock file as a `WriterClaim`: whoever takes over puts another one in its place."""
+
+    handle: int
+    path: Path
+    decides: ClassVar[bool] = True
+
+    async def take(self) -> None:
+        """Do nothing: whoever has the lock has the claim."""
+
+    async def check(self) -> None:
+        if not _is_at(self.handle, self.path):
+            raise WriterFencedError
 
 
 def _lock_or_replace(path: Path, *, take_over: bool) -> int:

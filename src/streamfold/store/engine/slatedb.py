@@ -116,14 +116,14 @@ class SlateEngine(SlateRows):
             await location.check_access()
             # Another reader than that of the repair, which may have read ahead files that are gone now.
             wal = _wal_reader(location)
-            db, admin = await _until_clock_accepted(lambda: _build(location, wal, now))
+            db, admin, epoch = await _until_clock_accepted(lambda: _build(location, wal, now))
         except (*slatedb_binding.FAILURES, OSError) as error:
             if disk is not None and is_damage(error):
                 await disk.name_damage(open_admin(location), _wal_reader(location))
             raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
         tables = SlateTables(db, admin, sizes, local=local)
-        engine = cls(db, admin, 0, disk, tables, table_check(location, admin))
+        engine = cls(db, admin, epoch, disk, tables, table_check(location, admin))
         try:
             await engine._take_over()
         except BaseException:
@@ -137,12 +137,26 @@ class SlateEngine(SlateRows):
 
     async def _take_over(self) -> None:
         try:
-            self._epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch
+            await self._check_epoch()
             if self._disk is not None:
                 await self._disk.take_over(self._admin, self._epoch)
             await _until_clock_accepted(self._read_any)
         except (*slatedb_binding.FAILURES, OSError) as error:
             raise translated(error) from error
+
+    async def _check_epoch(self) -> None:
+        """Raise unless this opening has the number after the last.
+
+        SlateDB does not say which number it took. If another process opened the store at the same time,
+        the number in storage may be that process's: both would believe that they have it, and would
+        write chunk files of the same names.
+        """
+        epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch
+        if epoch != self._epoch:
+            raise StorageError(
+                f"another process opened the store at the same time: it was opened {epoch} times, and "
+                f"this should have been number {self._epoch}; start again"
+            )
 
     async def _read_any(self) -> None:
         with suppress(binding.Error.Data, binding.InternalError):  # damage: the clock is accepted
@@ -300,8 +314,11 @@ async def _check_answers(admin: Any, location: Location) -> Any:
         ) from None
 
 
-async def _build(location: Location, wal: Any, now: Callable[[], int]) -> tuple[Any, Any]:
-    """Open the database, and an admin, with a clock that is not behind the newest write."""
+async def _build(location: Location, wal: Any, now: Callable[[], int]) -> tuple[Any, Any, int]:
+    """Open the database, and an admin, with a clock that is not behind the newest write.
+
+    The last value is the epoch that the database has if nobody else opened it meanwhile.
+    """
     builder = binding.DbBuilder(location.path, location.store)
     builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
     cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
@@ -314,7 +331,8 @@ async def _build(location: Location, wal: Any, now: Callable[[], int]) -> tuple[
     seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
     clock = await SlateClock.for_time(max(now(), seen), location.url)
     admin = clock.start(lambda: open_admin(location))
-    return await clock.open(builder.build), admin
+    epoch = 1 if manifest is None else manifest.writer_epoch + 1
+    return await clock.open(builder.build), admin, epoch
 
 
 async def _until_clock_accepted(call: Callable[[], Awaitable[T]]) -> T:

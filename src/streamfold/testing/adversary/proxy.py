@@ -63,8 +63,6 @@ class StorageProxy:
         self.endpoint = ""
         #: First lines of the requests whose answers did not get through.
         self.answers_lost: list[bytes] = []
-        #: Requests that the proxy answered itself.
-        self.denied = 0
 
     async def turn(self, weather: StorageWeather) -> None:
         async with self._changed:
@@ -85,12 +83,6 @@ class StorageProxy:
 
         async with self._changed:
             await self._changed.wait_for(lost)
-
-    async def denial(self) -> None:
-        """Return once the proxy has answered one more request itself."""
-        before = self.denied
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.denied > before)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[StorageProxy]:
@@ -171,9 +163,6 @@ class StorageProxy:
         await reader.readexactly((int(length[1]) if length else 0) - len(body))
         writer.write(answer)
         await writer.drain()
-        async with self._changed:
-            self.denied += 1
-            self._changed.notify_all()
 
     async def _answers(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: _Request
