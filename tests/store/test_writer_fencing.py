@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamfold.errors import OutcomeUnknownError, StorageError, WriterFencedError
+from streamfold.errors import OutcomeUnknownError, WriterFencedError
 from streamfold.model.records import Record
 from streamfold.store.engine import slatedb
 from streamfold.store.engine.engine import commit_rows
@@ -220,7 +220,27 @@ async def test_an_opening_does_not_take_the_number_of_another_one(
         return opened
 
     monkeypatch.setattr(slatedb, "_build", build_slowly)
-    with pytest.raises(StorageError, match="at the same time"):
+    with pytest.raises(WriterFencedError):
         await SlateEngine.open(location)
     await commit_rows(others[0], [(b"key", b"value")])
     await others[0].close()
+
+
+async def test_a_start_that_is_fenced_by_the_process_that_it_replaces_tries_again(
+    location: Location,
+) -> None:
+    """The former writer opens its storage again just before the new one has finished its start."""
+    former: list[SlateEngine] = []
+
+    async def open_engine() -> SlateEngine:
+        disk = LocalDisk(location.folder) if location.folder is not None else None
+        engine = await SlateEngine.open(location, disk)
+        if not former:
+            former.append(await SlateEngine.open(location))
+        return engine
+
+    async with open_store(location, opener=open_engine) as store:
+        await prepare(store)
+        ack = await store.append(BASIN, STREAM, [Record(b"first")])
+        assert ack.start.seq_num == 0
+    await former[0].close(flush=False)

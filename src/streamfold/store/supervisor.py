@@ -220,16 +220,20 @@ class Supervisor:
     async def _reopen(self, former: Engine) -> MountedStore | None:
         """Reopen the storage as soon as it answers; None if another process has it now."""
         pause, failures = _REOPEN_FIRST, 1
-        taking_back = False
+        checked = False
         while True:
             await asyncio.sleep(pause)
             failures += 1
             pause = pause_after(failures, _REOPEN_FIRST, _REOPEN_LAST)
             try:
-                await self._claim.check()
-                if not taking_back:
-                    taking_back = await self._is_fenced_by_former_writer(former)
-                return await self._open()
+                try:
+                    if not checked:
+                        await former.check()
+                        await self._claim.check()
+                    return await self._open()
+                except WriterFencedError as error:
+                    await self._take_back(error)
+                    checked = True
             except WriterFencedError as error:
                 self._refuse(error)
                 return None
@@ -242,19 +246,15 @@ class Supervisor:
         fenced = isinstance(failure, WriterFencedError)
         return fenced and self._claim.decides and not self._taken_back
 
-    async def _is_fenced_by_former_writer(self, former: Engine) -> bool:
-        """Whether this process has to take the store back; WriterFencedError if it must not."""
-        try:
-            await former.check()
-        except WriterFencedError as error:
-            if not self._may_take_back(error):
-                raise
-            self._taken_back = True
-            logger.warning(
-                "a process that was started before this one has opened the store: taking it back"
-            )
-            return True
-        return False
+    async def _take_back(self, error: WriterFencedError) -> None:
+        """Return if the process that opened the store was replaced by this one; else raise."""
+        if not self._may_take_back(error):
+            raise error
+        await self._claim.check()
+        self._taken_back = True
+        logger.warning(
+            "a process that was started before this one has opened the store: taking it back"
+        )
 
     async def _open_patiently(self) -> MountedStore:
         """Open the storage; repeat that while a bucket fails, until `patience` is over."""
@@ -263,6 +263,9 @@ class Supervisor:
         while True:
             try:
                 return await self._open()
+            except WriterFencedError as error:
+                await self._take_back(error)
+                continue
             except StorageError as error:
                 failures += 1
                 pause = pause_after(failures, _REOPEN_FIRST * 4, _REOPEN_LAST)

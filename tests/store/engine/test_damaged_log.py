@@ -213,7 +213,7 @@ async def leave_marks(folder: Path, count: int) -> None:
     for _ in range(count):
         location = open_location(folder.as_uri())
         wal = binding.SlateDbWalReader(location.path, location.store)
-        database, _ = await _build(location, wal, system_time)
+        database, _, _ = await _build(location, wal, system_time)
         await database.shutdown_with_options(binding.CloseOptions(flush_type=None))
 
 

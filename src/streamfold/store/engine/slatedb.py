@@ -145,18 +145,15 @@ class SlateEngine(SlateRows):
             raise translated(error) from error
 
     async def _check_epoch(self) -> None:
-        """Raise unless this opening has the number after the last.
+        """Raise WriterFencedError unless this opening has the number after the last.
 
         SlateDB does not say which number it took. If another process opened the store at the same time,
         the number in storage may be that process's: both would believe that they have it, and would
         write chunk files of the same names.
         """
-        epoch = (await slatedb_binding.read_manifest(self._admin)).writer_epoch
-        if epoch != self._epoch:
-            raise StorageError(
-                f"another process opened the store at the same time: it was opened {epoch} times, and "
-                f"this should have been number {self._epoch}; start again"
-            )
+        manifest = await slatedb_binding.read_manifest(self._admin)
+        if manifest.writer_epoch != self._epoch:
+            raise WriterFencedError
 
     async def _read_any(self) -> None:
         with suppress(binding.Error.Data, binding.InternalError):  # damage: the clock is accepted
