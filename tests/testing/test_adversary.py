@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import sys
 from asyncio.subprocess import PIPE
 from base64 import b64encode
@@ -14,25 +15,30 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import streamfold
+from streamfold.errors import InvalidError
 from streamfold.testing.adversary import (
     Accountant,
     BrokenPromiseError,
     Campaign,
-    FlakyBucket,
     Ledger,
+    Program,
 )
 from streamfold.testing.adversary.client import Client, Target
 from streamfold.testing.adversary.ledger import Life, Outcome, StreamHistory
 from streamfold.testing.adversary.reading import stream_headers
 from streamfold.testing.adversary.report import script
 from streamfold.testing.adversary.servers import ServerProcess
+from streamfold.testing.adversary.shrinking import Shrinker, attack
 from streamfold.testing.adversary.workload import STREAMS, Workload
 
 
 async def test_kills_and_stops_of_a_server_on_local_disk_break_no_promise(tmp_path: Path) -> None:
-    options = ["--seed", "9", "--rounds", "3", "--workers", "8", "--seconds", "0.6", "--folder"]
+    options = ["--seed", "9", "--rounds", "2", "--workers", "8", "--seconds", "0.6"]
+    report = tmp_path / "report.json"
+    files = ["--folder", str(tmp_path / "run"), "--report", str(report)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "streamfold.testing.adversary", *options, str(tmp_path)),
+        *(sys.executable, "-m", "streamfold.testing.adversary", *options, *files),
         stdout=PIPE,
         stderr=PIPE,
     )
@@ -42,10 +48,14 @@ async def test_kills_and_stops_of_a_server_on_local_disk_break_no_promise(tmp_pa
     assert "seed 9: no violation" in printed
     for done in ("kills", "stops", "acknowledged", "records checked"):
         assert f"{done} 0" not in printed
+    line = msgspec.json.decode(await asyncio.to_thread(report.read_bytes))
+    assert (line["proof"], line["violations"]) == ("adversary-local", 0)
+    assert line["figures"]["lost"] == 0 < line["figures"]["acknowledged"]
 
 
 async def test_failures_of_object_storage_break_no_promise(tmp_path: Path) -> None:
-    totals = await Campaign(4, tmp_path, FlakyBucket(), workers=8, seconds=0.4).run(1)
+    program = Program(4, rounds=1, storage="s3", workers=8, seconds=0.4)
+    totals = await Campaign(program, tmp_path).run()
     assert totals.storage_faults
     assert totals.acknowledged
     assert totals.records_checked
@@ -58,7 +68,8 @@ class Books:
         self.ledger = Ledger()
         self.client = Client(Target(port, 1))
         self.dice = random.Random(1)
-        self.workload = Workload(self.ledger, self.client, self.dice, 0, 1)
+        program = Program(1, busy_streams=0, small_streams=1)
+        self.workload = Workload(self.ledger, self.client, self.dice, program)
         self.workload.prepare()
         self.accountant = Accountant(self.ledger, self.client, self.dice)
         self.history = StreamHistory(
@@ -182,3 +193,68 @@ async def test_a_stream_that_is_deleted_or_replaced_is_a_violation(tmp_path: Pat
         await asyncio.sleep(0.002)  # creation times are in milliseconds
         await books.sneak("POST", "/v1/streams", {"stream": "stream"})
         assert "is another stream now" in await books.violation()
+
+
+async def test_a_program_has_smaller_ones_and_survives_a_file(tmp_path: Path) -> None:
+    program = Program(7, rounds=9, operations=("append", "fork", "list", "delete"))
+    smaller = list(program.smaller())
+    assert all(candidate.size < program.size for candidate in smaller)
+    assert smaller[0].operations == ("list", "delete")
+    assert min(candidate.rounds for candidate in smaller) == 1
+    assert any(not candidate.faults for candidate in program.having(faults=("kill",)).smaller())
+    program.write(tmp_path / "program.json")
+    assert Program.read(tmp_path / "program.json") == program
+    with pytest.raises(InvalidError, match="operation 'dance' is unknown"):
+        Program(7, operations=("dance",))
+    with pytest.raises(InvalidError, match="does not hold a program"):
+        Program.read(tmp_path)
+
+
+async def test_a_failing_program_shrinks_to_what_it_takes(tmp_path: Path) -> None:
+    """A server that acknowledges appends before they are flushed."""
+    source = tmp_path / "source"
+    await asyncio.to_thread(shutil.copytree, PACKAGE, source / "streamfold")
+    engine = source / "streamfold" / "store" / "engine" / "slatedb.py"
+    text = await asyncio.to_thread(engine.read_text)
+    assert _FLUSH in text
+    await asyncio.to_thread(engine.write_text, text.replace(_FLUSH, ""))
+    environment = {"PYTHONPATH": str(source)}
+    program = Program(
+        5, rounds=2, workers=6, followers=0, seconds=0.4, small_streams=4, faults=("kill", "pause")
+    )
+    failure = await attack(program, tmp_path / "first", environment)
+    assert failure is not None
+    shrinker = Shrinker(tmp_path, environment, runs=3, repeats=1)
+    smallest = await shrinker.shrink(failure)
+    assert smallest.program.size < program.size
+    assert "VIOLATION" in smallest.script
+
+
+#: The flush of each commit, and the sync of its file.
+_FLUSH = """\
+            await self._db.flush_with_options(_WAL)
+            if self._db.status().durable_seq < seqnum:
+                await written.await_durable()
+            if self._disk is not None:
+                await self._disk.sync_wal()
+"""
+PACKAGE = Path(streamfold.__file__).parent
+
+
+@pytest.mark.parametrize("faults", [("clock", "kill"), ("power",), ("storage", "stop")])
+async def test_faults_of_the_machine_break_no_promise(
+    tmp_path: Path, faults: tuple[str, ...]
+) -> None:
+    program = Program(SEEDS[faults[0]], rounds=1, workers=6, seconds=0.5, faults=faults)
+    totals = await Campaign(program, tmp_path).run()
+    happened = {
+        "clock": totals.clock_moves,
+        "power": totals.power_cuts,
+        "storage": totals.storage_faults,
+    }
+    assert happened[faults[0]]
+    assert totals.records_checked
+
+
+#: With which the fault comes in the first round.
+SEEDS = {"clock": 3, "power": 6, "storage": 1}

@@ -26,11 +26,11 @@ from streamfold.store.engine.location import CHUNKS, open_location
 from streamfold.store.engine.slatedb import SlateEngine, open_admin
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from streamfold.testing.hostile_disk import HostileDisk, Mood
 from tests.proving import PROVING, seeds
 from tests.store.crash.ledger import Event, Ledger, StreamLedger
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
-from tests.store.engine.hostile_disk import HostileDisk, Mood
 from tests.store.small_tables import use_small_tables
 
 #: Seeds together cut at every sync when proving, else at one of three.

@@ -82,8 +82,8 @@ class _Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """The pointer through which the library calls the imported function."""
+class ImportSlot:
+    """The pointer through which the library calls an imported function."""
 
     address: int
     read_only: bool
@@ -158,8 +158,15 @@ def _clock() -> _Clock:
 
 
 @cache
-def _slot() -> _Slot:
-    """Where the library keeps the address of the function; looked up once."""
+def _slot() -> ImportSlot:
+    slots = import_slots(_FUNCTION)
+    if len(slots) != 1:
+        raise ClockShiftError(f"slatedb's library imports its clock {len(slots)} times, not once")
+    return slots[0]
+
+
+def import_slots(function: bytes) -> list[ImportSlot]:
+    """Where the library keeps the address of a function of the C library; [] if it uses none."""
     try:
         base = _base_of(binding._UniffiLib.uniffi_slatedb_uniffi_fn_constructor_dbbuilder_new)
     except AttributeError as error:
@@ -167,12 +174,11 @@ def _slot() -> _Slot:
     if ctypes.string_at(base, len(_ELF)) != _ELF:
         raise ClockShiftError("slatedb's library is not a 64-bit little-endian ELF file")
     headers = _program_headers(base)
-    slots = set(_import_slots(base, headers[_PT_DYNAMIC]))
-    if len(slots) != 1:
-        raise ClockShiftError(f"slatedb's library imports its clock {len(slots)} times, not once")
-    address = slots.pop()
     start, size = headers.get(_PT_GNU_RELRO, (0, 0))
-    return _Slot(address, start <= address - base < start + size)
+    return [
+        ImportSlot(address, start <= address - base < start + size)
+        for address in sorted(set(_import_slots(base, headers[_PT_DYNAMIC], function)))
+    ]
 
 
 def _address(function: Any) -> int:
@@ -200,7 +206,7 @@ def _program_headers(base: int) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _import_slots(base: int, dynamic: tuple[int, int]) -> Iterator[int]:
+def _import_slots(base: int, dynamic: tuple[int, int], function: bytes) -> Iterator[int]:
     """Addresses of the pointers that the loader filled in for the function."""
     offset, size = dynamic
     entries = dict(struct.iter_unpack("<qQ", ctypes.string_at(base + offset, size // 16 * 16)))
@@ -215,7 +221,7 @@ def _import_slots(base: int, dynamic: tuple[int, int]) -> Iterator[int]:
         (name,) = struct.unpack(
             "<I", ctypes.string_at(table(_DT_SYMTAB) + symbol * _SYMBOL_BYTES, 4)
         )
-        return ctypes.string_at(table(_DT_STRTAB) + name) == _FUNCTION
+        return ctypes.string_at(table(_DT_STRTAB) + name) == function
 
     for tag, size_tag in _RELOCATIONS:
         if tag in entries:

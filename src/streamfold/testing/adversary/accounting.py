@@ -18,7 +18,6 @@ from streamfold.testing.adversary.ledger import (
     Life,
     Outcome,
     StreamHistory,
-    wall_ms,
 )
 from streamfold.testing.adversary.reading import (
     Contents,
@@ -35,6 +34,8 @@ _TOGETHER = 8
 _PATIENCE = 60.0
 #: Streams on one page of a listing: less than a basin has.
 _PAGE = 25
+#: Milliseconds by which a creation may seem to be outside of its request: times are rounded.
+_CREATION_SLACK_MS = 2
 #: Snapshots that a stream keeps.
 _SNAPSHOTS_KEPT = 16
 
@@ -68,6 +69,7 @@ class Accountant:
         except* BrokenPromiseError as errors:
             raise errors.exceptions[0] from None
         self._give_up_unknown()
+        ledger.forget_past()
         ledger.totals.accountings += 1
 
     def _give_up_unknown(self) -> None:
@@ -147,17 +149,15 @@ class Accountant:
         history.note(f"is found, created at {created_at}")
         created_ms = _milliseconds(created_at)
         life = history.life
-        if life is not None and life.died is None and created_ms < history.deleted_ms:
-            history.existence = Existence.ALIVE  # the deletion did not happen
-        elif life is not None and life.died is None and life.born_ms >= history.deleted_ms:
-            history.existence = Existence.ALIVE  # the creation that had no answer
+        if life is not None and life.died is None and _is_birth_of(life, created_at, created_ms):
+            history.existence = Existence.ALIVE  # created as asked, or not deleted
         else:
             if life is not None and life.died is None:
                 history.die()
             history.be_born(history.deleted, created_ms)
 
     async def _check(self, history: StreamHistory) -> None:
-        began_ms = wall_ms()
+        began_ms = self.ledger.clock.wall_ms()
         contents = await read_stream(self.client, history.basin, history.name)
         life = history.life if history.existence is Existence.ALIVE else None
         if isinstance(contents, Answer):
@@ -170,8 +170,9 @@ class Accountant:
             raise BrokenPromiseError(
                 history, f"{history} does not exist, and a read returns records"
             )
+        self.ledger.clock.wall_ms()
         comparison = Comparison(
-            self.ledger, life, contents, self.client.target.generation, began_ms, wall_ms()
+            self.ledger, life, contents, self.client.target.generation, began_ms
         )
         comparison.check_records()
         comparison.check_appends()
@@ -246,6 +247,15 @@ class Accountant:
                 )
             if snapshot.outcome is Outcome.UNKNOWN:
                 snapshot.outcome = Outcome.SEEN
+
+
+def _is_birth_of(life: Life, created_at: str, created_ms: int) -> bool:
+    """Whether a stream that was created then is the one of that life."""
+    if life.created_at is not None:
+        return created_at == life.created_at
+    if created_ms < life.born_ms - _CREATION_SLACK_MS:
+        return False
+    return life.answered_ms is None or created_ms <= life.answered_ms + _CREATION_SLACK_MS
 
 
 def _milliseconds(text: str) -> int:

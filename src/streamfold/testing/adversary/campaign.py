@@ -4,118 +4,192 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from streamfold.testing.adversary.accounting import Accountant
 from streamfold.testing.adversary.client import Client, Target
 from streamfold.testing.adversary.ledger import BrokenPromiseError, Ledger, Totals
+from streamfold.testing.adversary.program import Program
 from streamfold.testing.adversary.servers import ServerProcess, StartFailedError, small_settings
-from streamfold.testing.adversary.storage import Storage
+from streamfold.testing.adversary.storage import FlakyBucket, LocalFolder, Storage
 from streamfold.testing.adversary.workload import Workload
+
+#: Acks that a round waits for, and for how many seconds.
+_ROUND_ACKS, _ROUND_WAIT = 30, 10.0
+#: How many seconds the system clock of a machine may be ahead.
+_CLOCKS = (0.0, 0.0, 2.0, -2.0, 300.0, -300.0, 7200.0, -7200.0)
 
 
 @dataclass
 class Campaign:
     """One store, attacked round by round. A seed decides what is tried, and machines decide when."""
 
-    seed: int
+    program: Program
     folder: Path
-    storage: Storage
     environment: Mapping[str, str] = field(default_factory=dict)
-    workers: int = 16
-    seconds: float = 1.5
     progress: Callable[[Totals], None] = lambda totals: None
 
     def __post_init__(self) -> None:
-        self.dice = random.Random(self.seed)
+        seed = self.program.seed
+        self.storage: Storage = (
+            FlakyBucket() if self.program.storage == "s3" else LocalFolder(self.folder)
+        )
+        self.dice = random.Random(seed)
         self.ledger = Ledger()
         self.target = Target()
         self.client = Client(self.target)
-        self.workload = Workload(self.ledger, self.client, random.Random(self.seed + 1))
-        self.accountant = Accountant(self.ledger, self.client, random.Random(self.seed + 2))
+        self.workload = Workload(self.ledger, self.client, random.Random(seed + 1), self.program)
+        self.accountant = Accountant(self.ledger, self.client, random.Random(seed + 2))
         self.server: ServerProcess | None = None
+        #: The current server, and one that it is taking over from.
+        self.servers: list[ServerProcess] = []
         self.log = self.folder / "servers.log"
 
-    async def run(self, rounds: int) -> Totals:
-        """Attack for so many rounds; BrokenPromiseError as soon as a promise is broken."""
+    async def run(self) -> Totals:
+        """Attack for all rounds; BrokenPromiseError as soon as a promise is broken."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.workload.prepare()
         try:
             async with self.storage.running():
-                for _ in range(rounds):
+                for _ in range(self.program.rounds):
                     await self._round()
                 await self._restart()
                 await self.accountant.account()
+                await self._end_by(self._stop)
         except StartFailedError as error:
             raise BrokenPromiseError(None, str(error)) from None
         finally:
-            if self.server is not None:
-                self.server.resume()
-                await self.server.kill()
+            for server in self.servers:
+                server.resume()
+                await server.kill()
             self.client.close()
         return self.ledger.totals
 
+    def _has(self, fault: str) -> bool:
+        return fault in self.program.faults
+
+    def _happens(self, fault: str, probability: float) -> bool:
+        """Whether a fault comes now; the dice fall the same way without it."""
+        return self.dice.random() < probability and self._has(fault)
+
     async def _round(self) -> None:
         dice, totals = self.dice, self.ledger.totals
-        if self.server is None:
-            await self._start()
+        await self._ensure_server()
         until = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.workload.run(self.workers, until))
+                group.create_task(self.workload.run(until))
                 group.create_task(self._attack(until))
         except* BrokenPromiseError as errors:
             raise _first(errors) from None
         totals.rounds += 1
-        if dice.random() < 0.6:
-            await self._start()
+        if dice.random() < 0.5:
+            await self._ensure_server()
             await self.accountant.account()
-            if dice.random() < 0.5:
-                await self._end(dice.choice([self._kill, self._stop]))
+            if dice.random() < 0.7:
+                await self._end()
         self.progress(totals)
 
     async def _attack(self, until: asyncio.Event) -> None:
         """Let the clients work for a while, hurt the server, and end it in one way or another."""
-        dice = self.dice
+        dice, seconds = self.dice, self.program.seconds
         try:
-            await asyncio.sleep(self.seconds * dice.uniform(0.2, 1))
-            async with self.storage.disturbed(random.Random(dice.random()), self.ledger):
-                if dice.random() < 0.2:
+            await asyncio.sleep(seconds * dice.uniform(0.2, 1))
+            await self._wait_for_acks()
+            powered = self.server is not None and self.server.powered
+            disturbance = random.Random(dice.random())
+            async with (
+                self.storage.disturbed(disturbance, self.ledger, self._tell)
+                if self._has("storage") and not powered
+                else nullcontext()
+            ):
+                if self._happens("pause", 0.2):
                     await self._pause()
-                if dice.random() < 0.15:
+                if self._happens("take over", 0.15) and not powered:
                     await self._take_over()
-                await asyncio.sleep(self.seconds * dice.uniform(0, 0.5))
-                await self._end(dice.choice([self._kill, self._kill, self._stop]))
+                await asyncio.sleep(seconds * dice.uniform(0, 0.5))
+                await self._end()
         finally:
             until.set()
+
+    async def _wait_for_acks(self) -> None:
+        """Give a slow machine time: a round without acks shows nothing."""
+        totals = self.ledger.totals
+        enough, until = totals.acknowledged + _ROUND_ACKS, time.monotonic() + _ROUND_WAIT
+        while totals.acknowledged < enough and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        for server in self.servers:
+            server.tell(order)
 
     async def _start(self, *, take_over: bool = False) -> None:
         """Start a server; requests go to it from now on."""
         settings = small_settings(self.dice)
-        kernels = self.dice.random() < 0.1
-        self.server = await ServerProcess.start(
+        kernels = self.dice.random() < 0.05
+        ahead = self.dice.choice(_CLOCKS)
+        if self._happens("clock", 0.3) and not take_over:
+            self._set_clock(ahead)
+        powered = self._happens("power", 0.15) and not take_over
+        server = await ServerProcess.start(
             self.storage.location,
             settings,
             self.log,
             {**self.storage.environment, **self.environment},
             kernels=kernels,
             take_over=take_over,
+            clock=self.ledger.clock.ahead_ms / 1000,
+            disk=self.storage.disk(powered=powered),
         )
+        self.server = server
+        self.servers.append(server)
         self.target.generation += 1
-        self.target.port = self.server.port
+        self.target.port = server.port
         self.ledger.event(f"server {self.target.generation} starts: {settings}")
+
+    async def _ensure_server(self) -> None:
+        """Start a server unless there is one; one whose disk could not sync has stopped by itself."""
+        if self.server is not None and self.server.ended:
+            self.servers.remove(self.server)
+            self.server = None
+        if self.server is None:
+            await self._start()
+
+    def _set_clock(self, seconds: float) -> None:
+        clock = self.ledger.clock
+        if clock.ahead_ms != seconds * 1000:
+            clock.wall_ms()
+            clock.ahead_ms = round(seconds * 1000)
+            self.ledger.totals.clock_moves += 1
+            self.ledger.event(f"the system clock is {seconds:+g} s off from now on")
 
     async def _restart(self) -> None:
         if self.server is not None:
-            await self._end(self._stop)
+            await self._end_by(self._stop)
         await self._start()
 
-    async def _end(self, how: Callable[[ServerProcess], Awaitable[None]]) -> None:
+    async def _end(self) -> None:
+        """End the server by one of the faults of the program, or leave it alone."""
+        ends = [
+            *[self._kill] * (2 * self._has("kill")),
+            *[self._stop] * self._has("stop"),
+        ]
+        end = self.dice.choice([self._kill, self._kill, self._stop])
+        if self.server is not None and self.server.powered:
+            await self._end_by(self._cut_power)
+        elif ends:
+            await self._end_by(end if end in ends else ends[0])
+
+    async def _end_by(self, end: Callable[[ServerProcess], Awaitable[None]]) -> None:
         server, self.server = self.server, None
         if server is not None:
-            await how(server)
+            await end(server)
+            self.servers.remove(server)
 
     async def _kill(self, server: ServerProcess) -> None:
         self.ledger.event(f"server {self.target.generation} is killed")
@@ -127,6 +201,12 @@ class Campaign:
         await server.stop()
         self.ledger.event(f"server {self.target.generation} has stopped")
         self.ledger.totals.stops += 1
+
+    async def _cut_power(self, server: ServerProcess) -> None:
+        self.ledger.event(f"the machine of server {self.target.generation} loses power")
+        await server.cut_power(self.storage.image(), self.dice.random())
+        await asyncio.to_thread(self.storage.boot)
+        self.ledger.totals.power_cuts += 1
 
     async def _pause(self) -> None:
         if self.server is not None:
@@ -143,14 +223,18 @@ class Campaign:
         try:
             await self._start(take_over=True)
         except StartFailedError as error:
-            # Storage failed just then, or the first server opened it anew and claimed it last.
+            if error.replaced:
+                text = f"server {generation} took the store back from its replacement: {error}"
+                raise BrokenPromiseError(None, text) from None
+            # Storage failed for long, or denied a write.
             self.ledger.event(f"server {generation} keeps the store: {error}")
             return
         self.ledger.event(f"server {self.target.generation} has taken over from {generation}")
         self.ledger.totals.takeovers += 1
-        await asyncio.sleep(self.seconds * self.dice.uniform(0, 1))
+        await asyncio.sleep(self.program.seconds * self.dice.uniform(0, 1))
         if former is not None:
             await former.kill()
+            self.servers.remove(former)
             self.ledger.event(f"server {generation} is killed")
 
 

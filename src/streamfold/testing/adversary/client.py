@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamfold.testing.adversary.ledger import Breach, BrokenPromiseError
+
 #: Seconds after which a request without an answer counts as lost.
 ANSWER_TIMEOUT = 20.0
 #: Bytes of an answer that are read at once.
@@ -90,6 +92,9 @@ class Client:
         except BaseException:
             writer.transport.abort()
             raise
+        if answer.status == 500 and answer.code == "other":
+            text = f"{method} {path} is answered with {answer}"
+            raise BrokenPromiseError(None, text, Breach.UNEXPLAINED)
         if answer.headers.get("connection") == "close":
             writer.transport.abort()
         else:

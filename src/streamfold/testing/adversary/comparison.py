@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from streamfold.testing.adversary.ledger import (
     Append,
+    Breach,
     BrokenPromiseError,
     Ledger,
     Life,
@@ -35,7 +36,6 @@ class Comparison:
     contents: Contents
     generation: int
     began_ms: int
-    ended_ms: int
 
     def check_records(self) -> None:
         """Every record is one that was appended, at its place, with its bytes, once, in order."""
@@ -51,8 +51,7 @@ class Comparison:
             owner = life.owner(record.seq_num)
             self._check_life(append, owner, record)
             observe(self.ledger, append, index, record.seq_num)
-            if owner is life:
-                append.life = life
+            append.life = owner
             note_seen(life, record.seq_num, append, index)
             log.append((record, append, index))
         self.ledger.totals.records_checked += len(records)
@@ -69,13 +68,16 @@ class Comparison:
                     history, f"{history} has no record at {position}, but one at {record.seq_num}"
                 )
             if record.timestamp < stamp:
-                raise BrokenPromiseError(history, f"timestamps of {history} decrease at {position}")
+                raise BrokenPromiseError(
+                    history, f"timestamps of {history} decrease at {position}", Breach.REORDERED
+                )
             position, stamp = position + 1, record.timestamp
         if position != contents.tail or contents.tail < self.life.tail:
             raise BrokenPromiseError(
                 history,
                 f"{history} ends at {position} and reports the tail {contents.tail}: its tail had "
                 f"reached {self.life.tail}",
+                Breach.LOST,
             )
 
     def _check_life(self, append: Append, owner: Life, record: StoredRecord) -> None:
@@ -112,6 +114,7 @@ class Comparison:
                     self.life.history,
                     f"append {append.id}, at {record.seq_num}, ended before append {latest.id} "
                     f"began, which precedes it",
+                    Breach.REORDERED,
                 )
             if latest is None or append.began > latest.began:
                 latest = append
@@ -165,7 +168,9 @@ class Comparison:
         if place is None:  # its producer repeated it, and that answer has no place
             if not contents.first and append.life is self.life:
                 raise BrokenPromiseError(
-                    append.history, f"append {append.id} was {append.outcome}, and is lost"
+                    append.history,
+                    f"append {append.id} was {append.outcome}, and is lost",
+                    Breach.LOST,
                 )
             return
         for seq_num in range(place, place + append.length):
@@ -177,6 +182,7 @@ class Comparison:
                         append.history,
                         f"append {append.id} was {append.outcome} at {place}, and is lost: "
                         f"{self.life.history} ends at {contents.tail}",
+                        Breach.LOST,
                     )
                 continue  # the record there was compared with everything that is known of it
             if seq_num >= max(trimmed, self.life.first) and not self._expired(append):
@@ -184,11 +190,14 @@ class Comparison:
                     append.history,
                     f"append {append.id} was {append.outcome} at {place}, and is lost: "
                     f"{self.life.history} begins at {contents.first}",
+                    Breach.LOST,
                 )
 
     def _expired(self, append: Append) -> bool:
         age = self.life.history.age
-        return age is not None and self.ended_ms >= append.began_ms + age * 1000 - _SLACK_MS
+        # By the clock of any server since: what expired stays away if the clock goes back.
+        latest = self.ledger.clock.latest_ms
+        return age is not None and latest >= append.began_ms + age * 1000 - _SLACK_MS
 
     def _trims(self) -> list[tuple[int, bool]]:
         """Positions to which this life may have been trimmed, and whether a snapshot did it."""

@@ -14,12 +14,29 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
+class Breach(enum.StrEnum):
+    """Which promise was broken, for the figures of a report."""
+
+    LOST = "lost"
+    DOUBLED = "doubled"
+    REORDERED = "reordered"
+    UNEXPLAINED = "unexplained 500s"
+    OTHER = "other violations"
+
+
 class BrokenPromiseError(AssertionError):
     """The store broke a promise; `history` is of the stream, if one stream is affected."""
 
-    def __init__(self, history: StreamHistory | None, text: str) -> None:
+    def __init__(
+        self, history: StreamHistory | None, text: str, breach: Breach = Breach.OTHER
+    ) -> None:
         super().__init__(text)
         self.history = history
+        self.breach = breach
+
+
+#: Steps that are kept for scripts: of servers and storage, and of one stream.
+_EVENTS_KEPT, _LINES_KEPT = 2000, 4000
 
 
 class Outcome(enum.StrEnum):
@@ -42,17 +59,23 @@ class PlannedRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Clock:
-    """Logical time: every beginning and end of an operation has its own tick."""
+    """Logical time, and the server's: every beginning and end of an operation has its own tick."""
 
     tick: int = 0
+    #: Milliseconds by which the server's system clock is ahead of the real one.
+    ahead_ms: int = 0
+    #: The latest time that any server had: no stored time is later.
+    latest_ms: int = 0
 
     def advance(self) -> int:
         self.tick += 1
         return self.tick
 
-
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch by the server's clock."""
+        now = time.time_ns() // 1_000_000 + self.ahead_ms
+        self.latest_ms = max(self.latest_ms, now)
+        return now
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +98,7 @@ class Append:
     producer: tuple[str, int, int] | None = None
     outcome: Outcome = Outcome.PENDING
     ended: int | None = None
+    #: Its records arrived by then, by a clock that never goes back.
     ended_ms: int | None = None
     #: The seq_num of its first record, once known.
     place: int | None = None
@@ -140,7 +164,9 @@ class Life:
     history: StreamHistory
     number: int
     born: int
+    #: When its creation was asked for, and answered, by the server's clock.
     born_ms: int
+    answered_ms: int | None = field(default=None, kw_only=True)
     #: The source and the seq_num at which a fork begins.
     source: tuple[Life, int] | None = None
     died: int | None = None
@@ -189,6 +215,7 @@ class StreamHistory:
     existence: Existence = Existence.GONE
     lives: list[Life] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
+    births: int = 0
     #: Creations and deletions begun or ended so far, and those that are under way.
     changes: int = 0
     changing: int = 0
@@ -224,7 +251,7 @@ class StreamHistory:
         self.changes += 1
         tick = self.note(text)
         if deletes:
-            self.deleted, self.deleted_ms = tick, wall_ms()
+            self.deleted, self.deleted_ms = tick, self.clock.wall_ms()
         return tick
 
     def end_change(self, text: str) -> None:
@@ -233,7 +260,8 @@ class StreamHistory:
         self.note(text)
 
     def be_born(self, tick: int, born_ms: int, source: tuple[Life, int] | None = None) -> Life:
-        life = Life(self, len(self.lives), tick, born_ms, source)
+        self.births += 1
+        life = Life(self, self.births, tick, born_ms, source)
         if source is not None:
             life.tail, life.first = source[1], min(source[0].first, source[1])
         self.lives.append(life)
@@ -244,6 +272,20 @@ class StreamHistory:
         if self.life is not None and self.life.died is None:
             self.life.died = self.clock.advance()
         self.existence = Existence.GONE
+
+    def forget(self, needed: set[Life], appends: dict[int, Append]) -> None:
+        """Forget lives that are not needed, and the appends of no life that is."""
+        present = []
+        for append in self.appends:
+            pending = append.outcome in (Outcome.PENDING, Outcome.UNKNOWN)
+            repeated = append.producer is not None and append.outcome is Outcome.ABSENT
+            if pending or repeated or append.life in needed:
+                present.append(append)
+            else:
+                del appends[append.id]
+        self.appends = present
+        self.lives = [life for life in self.lives if life in needed or life is self.life]
+        del self.lines[:-_LINES_KEPT]
 
     def __str__(self) -> str:
         return f"{self.basin}/{self.name}"
@@ -258,6 +300,8 @@ class Totals:
     stops: int = 0
     pauses: int = 0
     takeovers: int = 0
+    power_cuts: int = 0
+    clock_moves: int = 0
     storage_faults: int = 0
     acknowledged: int = 0
     refused: int = 0
@@ -287,13 +331,17 @@ class Ledger:
     events: list[tuple[int, str]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     publications: int = 0
+    #: Appends so far.
+    numbers: int = 0
 
     def event(self, text: str) -> None:
         self.events.append((self.clock.advance(), text))
 
     def begin(self, history: StreamHistory, generation: int, count: int, size: int) -> Append:
-        number = len(self.appends)
-        append = Append(number, history, count, size, generation, self.clock.advance(), wall_ms())
+        number, self.numbers = self.numbers, self.numbers + 1
+        append = Append(
+            number, history, count, size, generation, self.clock.advance(), self.clock.wall_ms()
+        )
         append.life, append.changes = history.living, history.changes
         append.floor = append.life.tail if append.life is not None else 0
         self.appends[number] = append
@@ -322,7 +370,8 @@ class Ledger:
         if open_ended or append.changes != append.history.changes:
             append.life = None
         if not open_ended:  # else it may still happen, until its server is gone
-            append.ended, append.ended_ms = tick, wall_ms()
+            self.clock.wall_ms()
+            append.ended, append.ended_ms = tick, self.clock.latest_ms
         append.history.lines.append((append.began, f"{append} begins"))
         where = f" at {place}" if place is not None else ""
         append.history.lines.append((tick, f"append {append.id} {outcome}{where}: {answer}"))
@@ -341,8 +390,25 @@ class Ledger:
                     append.history,
                     f"append {append.id} was acknowledged at seq_num {place}, although the tail had "
                     f"reached {append.floor} before it began: acknowledged records are lost",
+                    Breach.LOST,
                 )
             life.tail = max(life.tail, place + append.length)
+
+    def forget_past(self) -> None:
+        """Forget what can no longer matter; call this right after an accounting.
+
+        Appends of streams that are gone, and appends that are not there: if a record of theirs appears
+        after all, it is one that nobody appended.
+        """
+        needed = {
+            ancestor
+            for history in self.histories.values()
+            if history.existence is not Existence.GONE and history.life is not None
+            for ancestor in history.life.ancestors()
+        }
+        for history in self.histories.values():
+            history.forget(needed, self.appends)
+        del self.events[:-_EVENTS_KEPT]
 
     def put(self, append: Append, place: int) -> None:
         """Note where an append is: that never changes."""
@@ -352,4 +418,5 @@ class Ledger:
             raise BrokenPromiseError(
                 append.history,
                 f"append {append.id} is at seq_num {append.place} and also at {place}",
+                Breach.DOUBLED,
             )

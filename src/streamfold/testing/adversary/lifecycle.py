@@ -16,7 +16,6 @@ from streamfold.testing.adversary.ledger import (
     Outcome,
     Publication,
     StreamHistory,
-    wall_ms,
 )
 from streamfold.testing.adversary.reading import JSON, outcome_of, stream_headers
 from streamfold.testing.adversary.writers import Writers
@@ -73,7 +72,7 @@ class Lifecycle:
         source: tuple[Life, int] | None = None,
     ) -> None:
         """Send a creation, and note what it did."""
-        born_ms = wall_ms()
+        born_ms = self.ledger.clock.wall_ms()
         born = history.begin_change(f"creation begins: {method} {path} {headers}")
         outcome, text = Outcome.UNKNOWN, "no answer"
         try:
@@ -90,13 +89,14 @@ class Lifecycle:
         finally:
             history.end_change(f"creation {outcome}: {text}")
             if outcome is Outcome.KEPT:
-                history.be_born(born, born_ms, source)
+                life = history.be_born(born, born_ms, source)
+                life.answered_ms = self.ledger.clock.wall_ms()
             elif outcome is Outcome.UNKNOWN:
                 history.be_born(born, born_ms, source)
                 history.existence = Existence.UNSETTLED
 
     async def _create_by_append(self, history: StreamHistory) -> None:
-        born_ms = wall_ms()
+        born_ms = self.ledger.clock.wall_ms()
         born = history.begin_change("an append creates it")
         append = self.ledger.begin(history, self.client.target.generation, 1, 10)
         try:
@@ -105,6 +105,7 @@ class Lifecycle:
             history.end_change(f"creation by append {append.outcome}")
             if append.outcome is Outcome.KEPT:
                 append.life = history.be_born(born, born_ms)
+                append.life.answered_ms = self.ledger.clock.wall_ms()
                 append.life.tail = append.length
             elif append.outcome is not Outcome.REFUSED:
                 history.be_born(born, born_ms)
@@ -144,7 +145,7 @@ class Lifecycle:
         """Delete a stream and create it at once, without waiting for the deletion."""
         if history.living is None or history.age is not None or history.forking:
             return
-        born_ms = wall_ms()
+        born_ms = self.ledger.clock.wall_ms()
         born = history.begin_change("deletion and creation begin at once", deletes=True)
         headers = {"s2-basin": history.basin} | JSON
         body = json.dumps({"stream": history.name}).encode()
@@ -164,7 +165,7 @@ class Lifecycle:
         )
         if creation is Outcome.KEPT:
             history.die()
-            history.be_born(born, born_ms)
+            history.be_born(born, born_ms).answered_ms = self.ledger.clock.wall_ms()
         elif deletion is Outcome.KEPT and creation is Outcome.REFUSED:
             history.die()
         elif deletion is Outcome.REFUSED and creation is Outcome.REFUSED:

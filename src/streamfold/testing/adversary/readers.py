@@ -23,13 +23,19 @@ class Readers:
     _missing: int = 0
 
     async def read_missing(self, basin: str, dice: random.Random) -> None:
-        """Ask for a stream that does not exist in a basin that does."""
+        """Ask for a stream that does not exist in a basin that does, through either face."""
         self._missing += 1
         name = f"missing-{self._missing}"
         path = dice.choice(
-            [f"/v1/streams/{name}/records/tail", f"/v1/streams/{name}/records?seq_num=0"]
+            [
+                f"/v1/streams/{name}/records/tail",
+                f"/v1/streams/{name}/records?seq_num=0",
+                f"/v1/streams/{name}/snapshots",
+                f"/{basin}/{name}?offset=-1",
+            ]
         )
-        answer = await self.client.exchange("GET", path, stream_headers(basin))
+        headers = stream_headers(basin) if path.startswith("/v1") else None
+        answer = await self.client.exchange("GET", path, headers)
         self.ledger.totals.reads += 1
         if answer.status not in (404, 500, 503):
             raise BrokenPromiseError(None, f"GET {basin} {path} answers {answer}")
@@ -86,6 +92,17 @@ class Readers:
             still = history.changes == changes and history.living is not None
             if still and history.name not in listed:
                 raise BrokenPromiseError(history, f"{history} exists, and is not listed")
+
+    async def list_basins(self, names: set[str]) -> None:
+        """List the basins: those that exist and are never deleted are there."""
+        answer = await self.client.exchange("GET", "/v1/basins?limit=1000")
+        self.ledger.totals.reads += 1
+        if answer.status == 200:
+            missing = names - {item["name"] for item in answer.json()["basins"]}
+            if missing:
+                raise BrokenPromiseError(
+                    None, f"basins {sorted(missing)} exist, and are not listed"
+                )
 
     async def follow(self, history: StreamHistory, dice: random.Random) -> None:
         """Follow a stream for a while."""

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from streamfold.testing.adversary.ledger import BrokenPromiseError
+from streamfold.testing.adversary.machine.faulty_disk import DiskFault
 
-_SERVING = Path(__file__).with_name("serving.py")
+_SERVING = Path(__file__).parent / "machine" / "serving.py"
 #: Seconds that a start or a stop may take on a busy machine.
 _START, _STOP = 120.0, 60.0
 
@@ -27,7 +28,11 @@ _REPLACED = 8
 
 
 class StartFailedError(Exception):
-    """A server ended before it answered."""
+    """A server ended before it answered; `replaced` if it says that another one was started later."""
+
+    def __init__(self, text: str, *, replaced: bool = False) -> None:
+        super().__init__(text)
+        self.replaced = replaced
 
 
 def small_settings(dice: random.Random) -> dict[str, Any]:
@@ -51,6 +56,10 @@ class ServerProcess:
     process: Process
     port: int
     log: Path
+    #: Whether its power may be cut.
+    powered: bool = False
+    #: Whether its device failed: then it may have stopped by itself.
+    device_failed: bool = False
 
     @classmethod
     async def start(
@@ -62,17 +71,25 @@ class ServerProcess:
         *,
         kernels: bool = False,
         take_over: bool = False,
+        clock: float = 0,
+        disk: Mapping[str, Any] | None = None,
     ) -> ServerProcess:
-        """Start a server, and return once it answers; StartFailedError if it never does."""
+        """Start a server, and return once it answers; StartFailedError if it never does.
+
+        Its system clock is `clock` seconds ahead; `disk` has the settings of a disk that can fail.
+        """
         arguments = {
             "location": location,
             "store": dict(settings),
             "kernels": kernels,
             "take_over": take_over,
+            "clock": clock,
+            "disk": disk,
         }
         with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", str(_SERVING), json.dumps(arguments)),
+                stdin=PIPE,
                 stdout=PIPE,
                 stderr=stderr,
                 env={**os.environ, **environment},
@@ -87,8 +104,30 @@ class ServerProcess:
             if process.returncode is None:
                 process.kill()
             status = await process.wait()
-            raise StartFailedError(f"a server does not start, status {status}: see {log}")
-        return cls(process, json.loads(line)["port"], log)
+            text = f"a server does not start, status {status}: see {log}"
+            raise StartFailedError(text, replaced=status == _REPLACED)
+        powered = disk is not None and disk["spare"] is not None
+        return cls(process, json.loads(line)["port"], log, powered)
+
+    @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Pass an order on; a server that has ended gets none."""
+        # An error of the device that is met by a sync, or by a chunk file, ends the server.
+        self.device_failed |= order.get("fault") in (DiskFault.SYNC_FAILS, DiskFault.FAILING)
+        if self.process.returncode is None and self.process.stdin is not None:
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    async def cut_power(self, image: Path, seed: float) -> None:
+        """Cut the power of its machine: the image holds what is left then."""
+        self.resume()
+        self.tell({"cut_power": str(image), "seed": seed})
+        async with asyncio.timeout(_STOP):
+            status = await self.process.wait()
+        if status:
+            raise StartFailedError(f"a power cut failed, status {status}: see {self.log}")
 
     async def kill(self) -> None:
         """End the process at once."""
@@ -104,7 +143,7 @@ class ServerProcess:
         except TimeoutError:
             await self.kill()
             raise BrokenPromiseError(None, f"a server does not stop: see {self.log}") from None
-        if status not in (0, _REPLACED):
+        if status not in (0, _REPLACED) and not (status == 1 and self.device_failed):
             raise BrokenPromiseError(None, f"a server stops with status {status}: see {self.log}")
 
     def pause(self) -> None:

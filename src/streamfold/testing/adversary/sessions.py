@@ -17,6 +17,7 @@ from streamfold.testing.adversary.client import (
 )
 from streamfold.testing.adversary.ledger import (
     Append,
+    Breach,
     BrokenPromiseError,
     Ledger,
     Outcome,
@@ -98,6 +99,17 @@ async def append_all(
                 ledger.end(append, Outcome.UNKNOWN, None, f"session: {reason}")
 
 
+def may_lose_records(history: StreamHistory) -> bool:
+    """Whether records may disappear while somebody reads: by retention, a trim or a snapshot."""
+    life = history.life
+    return (
+        history.age is not None
+        or life is None
+        or any(snapshot.trims for ancestor in life.ancestors() for snapshot in ancestor.snapshots)
+        or any(append.trim is not None for append in history.appends)
+    )
+
+
 async def follow(client: Client, ledger: Ledger, history: StreamHistory, start: int) -> None:
     """Follow a stream by server-sent events: every record counts as seen."""
     headers = stream_headers(history.basin) | {"accept": "text/event-stream"}
@@ -120,6 +132,14 @@ async def follow(client: Client, ledger: Ledger, history: StreamHistory, start: 
                     if position is not None and record.seq_num < position:
                         raise BrokenPromiseError(
                             history, f"a follower of {history} is sent {record.seq_num} again"
+                        )
+                    skipped = position is not None and record.seq_num > position
+                    if skipped and not may_lose_records(history):
+                        raise BrokenPromiseError(
+                            history,
+                            f"a follower of {history} waits for {position}, and is sent "
+                            f"{record.seq_num}",
+                            Breach.LOST,
                         )
                     position = record.seq_num + 1
                     named = recognizer.recognize(record)

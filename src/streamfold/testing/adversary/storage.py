@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import random
+import shutil
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from streamfold.errors import InvalidError
 from streamfold.testing.adversary.ledger import Ledger
+from streamfold.testing.adversary.machine.faulty_disk import DiskFault
 from streamfold.testing.adversary.proxy import StorageProxy, StorageWeather
 
-_S3_SERVER = Path(__file__).with_name("s3_server.py")
+#: Passes an order to the servers that run.
+Tell: TypeAlias = Callable[[dict[str, Any]], None]
+
+_S3_SERVER = Path(__file__).parent / "machine" / "s3_server.py"
 _BUCKET = "adversary"
 
 
@@ -36,25 +42,62 @@ class Storage(Protocol):
         """The storage exists while the block runs."""
         ...
 
-    def disturbed(self, dice: random.Random, ledger: Ledger) -> AbstractAsyncContextManager[None]:
+    def disturbed(
+        self, dice: random.Random, ledger: Ledger, tell: Tell
+    ) -> AbstractAsyncContextManager[None]:
         """Faults come and go while the block runs; none is left afterwards."""
+        ...
+
+    def disk(self, *, powered: bool) -> dict[str, Any] | None:
+        """Settings of the server's own disk, if it has one; `powered` if its power may be cut."""
+        ...
+
+    def image(self) -> Path:
+        """Where the files go that a power cut leaves."""
+        ...
+
+    def boot(self) -> None:
+        """Start the machine again, with the files of the image."""
         ...
 
 
 class LocalFolder:
-    """A folder on local disk; it has no faults of its own."""
+    """A folder on local disk. Its faults happen in the server's process, which is told of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.location = folder.resolve().as_uri()
+        self._folder = folder.resolve()
+        self._disk = self._folder / "disk"
+        self._boots = 0
+        self.location = (self._disk / "store").as_uri()
         self.environment: Mapping[str, str] = {}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        self._disk.mkdir(parents=True, exist_ok=True)
         yield
 
+    def disk(self, *, powered: bool) -> dict[str, Any] | None:
+        shutil.rmtree(self._folder / "spare", ignore_errors=True)
+        spare = str(self._folder / "spare") if powered else None
+        return {"root": str(self._disk), "boot": f"boot-{self._boots}", "spare": spare}
+
+    def image(self) -> Path:
+        return self._folder / "image"
+
+    def boot(self) -> None:
+        shutil.rmtree(self._disk)
+        self.image().rename(self._disk)
+        self._boots += 1
+
     @asynccontextmanager
-    async def disturbed(self, dice: random.Random, ledger: Ledger) -> AsyncIterator[None]:
-        yield
+    async def disturbed(
+        self, dice: random.Random, ledger: Ledger, tell: Tell
+    ) -> AsyncIterator[None]:
+        async def turn(fault: DiskFault) -> None:
+            tell({"fault": fault})
+
+        async with _changing(DiskFault, DiskFault.NONE, turn, dice, ledger):
+            yield
 
 
 class FlakyBucket:
@@ -94,26 +137,54 @@ class FlakyBucket:
             process.kill()
             await process.wait()
 
-    @asynccontextmanager
-    async def disturbed(self, dice: random.Random, ledger: Ledger) -> AsyncIterator[None]:
-        assert self._proxy is not None, "the storage is not running"
-        task = asyncio.create_task(self._disturb(self._proxy, dice, ledger))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await self._proxy.turn(StorageWeather.CLEAR)
-            ledger.event("storage works")
+    def disk(self, *, powered: bool) -> dict[str, Any] | None:
+        return None
 
-    async def _disturb(self, proxy: StorageProxy, dice: random.Random, ledger: Ledger) -> None:
-        faults = [weather for weather in StorageWeather if weather is not StorageWeather.CLEAR]
+    def image(self) -> Path:
+        raise InvalidError("a bucket does not lose power")
+
+    def boot(self) -> None:
+        raise InvalidError("a bucket does not lose power")
+
+    @asynccontextmanager
+    async def disturbed(
+        self, dice: random.Random, ledger: Ledger, tell: Tell
+    ) -> AsyncIterator[None]:
+        assert self._proxy is not None, "the storage is not running"
+        turn = self._proxy.turn
+        async with _changing(StorageWeather, StorageWeather.CLEAR, turn, dice, ledger):
+            yield
+
+
+F = TypeVar("F", bound=enum.StrEnum)
+
+
+@asynccontextmanager
+async def _changing(
+    kind: type[F],
+    none: F,
+    turn: Callable[[F], Awaitable[None]],
+    dice: random.Random,
+    ledger: Ledger,
+) -> AsyncIterator[None]:
+    """Have one fault after the other while the block runs."""
+
+    async def change() -> None:
         while True:
-            weather = dice.choice(faults)
-            ledger.event(f"storage {weather}")
+            fault = dice.choice([fault for fault in kind if fault is not none])
+            ledger.event(f"storage {fault}")
             ledger.totals.storage_faults += 1
-            await proxy.turn(weather)
+            await turn(fault)
             await asyncio.sleep(dice.uniform(0.05, 1.5))
-            await proxy.turn(StorageWeather.CLEAR)
-            ledger.event("storage works")
+            await turn(none)
+            ledger.event(f"storage {none}")
             await asyncio.sleep(dice.uniform(0, 1))
+
+    task = asyncio.create_task(change())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await turn(none)
+        ledger.event(f"storage {none}")

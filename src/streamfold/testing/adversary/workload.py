@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from streamfold.testing.adversary.client import Client, LostError
 from streamfold.testing.adversary.ledger import Existence, Ledger, StreamHistory
 from streamfold.testing.adversary.lifecycle import Lifecycle
+from streamfold.testing.adversary.program import OPERATIONS, Program
 from streamfold.testing.adversary.readers import Readers
 from streamfold.testing.adversary.writers import Writers
 
 #: Basins: one with streams of S2, one whose appends create streams, one of Durable Streams, and one
 #: that is deleted as a whole now and then.
 STREAMS, AUTO, DURABLE, DOOMED = "s2-streams", "auto-streams", "durable-streams", "doomed-streams"
+#: Records after which a stream is deleted and begins anew.
+_STREAM_RECORDS = 12_000
 #: Names that only forks have.
 _FORKS = 12
 
@@ -30,20 +33,20 @@ class Workload:
     ledger: Ledger
     client: Client
     dice: random.Random
-    busy_streams: int = 4
-    small_streams: int = 40
+    program: Program
 
     def __post_init__(self) -> None:
-        self.writers = Writers(self.ledger, self.client)
+        conditions = "condition" in self.program.operations
+        self.writers = Writers(self.ledger, self.client, conditions=conditions)
         self.readers = Readers(self.ledger, self.client)
         self.lifecycle = Lifecycle(self.ledger, self.client, self.writers)
 
     def prepare(self) -> None:
         """Name the streams; they are created when they are used."""
-        for number in range(self.busy_streams):
+        for number in range(self.program.busy_streams):
             self._add(STREAMS, f"busy-{number}")
             self._add(DURABLE, f"busy-{number}", json=True)
-        for number in range(self.small_streams):
+        for number in range(self.program.small_streams):
             self._add(STREAMS, f"small-{number}", age=3 if number % 5 == 0 else None)
             self._add(AUTO, f"small-{number}", creates=True)
             self._add(DURABLE, f"small-{number}", json=True)
@@ -65,22 +68,23 @@ class Workload:
         self.ledger.histories[basin, name] = history
         return history
 
-    async def run(self, workers: int, until: asyncio.Event) -> None:
+    async def run(self, until: asyncio.Event) -> None:
         """Work until the event; errors of connections are part of the work."""
-        seeds = [self.dice.random() for _ in range(workers)]
+        seeds = [self.dice.random() for _ in range(self.program.workers)]
         async with asyncio.TaskGroup() as group:
             for seed in seeds:
                 group.create_task(self._work(random.Random(seed), until))
-            for _ in range(3):
+            for _ in range(self.program.followers):
                 group.create_task(self._follow(random.Random(self.dice.random()), until))
 
     async def _work(self, dice: random.Random, until: asyncio.Event) -> None:
         actions = self._actions()
-        names, weights = list(actions), [weight for weight, _ in actions.values()]
+        names = [name for name in self.program.operations if name in actions] or ["append"]
+        weights = [OPERATIONS[name] for name in names]
         while not until.is_set():
             (name,) = dice.choices(names, weights)
             try:
-                await actions[name][1](dice)
+                await actions[name](dice)
             except LostError:
                 await asyncio.sleep(0.1)
 
@@ -89,23 +93,23 @@ class Workload:
             history = self._pick(dice) if dice.random() < 0.4 else self._busy(dice)
             await self.readers.follow(history, dice)
 
-    def _actions(self) -> dict[str, tuple[float, Action]]:
-        """What clients do, and how often."""
+    def _actions(self) -> dict[str, Action]:
+        """What clients do."""
         return {
-            "append": (40, self._append_somewhere),
-            "append to a busy stream": (30, self._append_busy),
-            "session": (6, self._session),
-            "producer": (12, self._produce),
-            "read nothing": (20, self._read_missing),
-            "check a tail": (10, lambda dice: self.readers.check_tail(self._pick(dice))),
-            "long poll": (3, lambda dice: self.readers.long_poll(self._pick(dice, DURABLE))),
-            "list": (2, lambda dice: self.readers.list_streams(dice.choice([STREAMS, AUTO]))),
-            "herd": (1, self._herd),
-            "delete": (2, self._delete),
-            "replace": (1, lambda dice: self.lifecycle.replace(self._pick(dice, STREAMS), dice)),
-            "fork": (2, self._fork),
-            "snapshot": (4, self._publish),
-            "delete a basin": (0.05, lambda dice: self.lifecycle.delete_basin(DOOMED)),
+            "append": self._append_somewhere,
+            "append to a busy stream": self._append_busy,
+            "session": self._session,
+            "producer": self._produce,
+            "read nothing": self._read_missing,
+            "check a tail": lambda dice: self.readers.check_tail(self._pick(dice)),
+            "long poll": lambda dice: self.readers.long_poll(self._pick(dice, DURABLE)),
+            "list": self._list,
+            "herd": self._herd,
+            "delete": self._delete,
+            "replace": lambda dice: self.lifecycle.replace(self._pick(dice, STREAMS), dice),
+            "fork": self._fork,
+            "snapshot": self._publish,
+            "delete a basin": lambda dice: self.lifecycle.delete_basin(DOOMED),
         }
 
     def _pick(self, dice: random.Random, *basins: str) -> StreamHistory:
@@ -118,7 +122,7 @@ class Workload:
             await self.writers.append(history, dice)
 
     async def _append_busy(self, dice: random.Random) -> None:
-        basin, number = dice.choice([STREAMS, DURABLE]), dice.randrange(self.busy_streams)
+        basin, number = dice.choice([STREAMS, DURABLE]), dice.randrange(self.program.busy_streams)
         history = self.ledger.histories[basin, f"busy-{number}"]
         if await self._ready(history, dice):
             await self.writers.append(history, dice)
@@ -128,6 +132,10 @@ class Workload:
         if history.existence is Existence.UNSETTLED:
             return False  # until an accounting shows what became of it
         if history.existence is Existence.GONE and history.name.startswith("fork"):
+            return False
+        life = history.living
+        if life is not None and life.tail > _STREAM_RECORDS:
+            await self.lifecycle.delete(history, dice)  # so that long runs stay small
             return False
         if history.creates and history.changing:
             return False  # two appends that may create it: nobody could tell which one did
@@ -145,6 +153,12 @@ class Workload:
         history = self._pick(dice, DURABLE)
         if await self._ready(history, dice):
             await self.writers.produce(history, dice)
+
+    async def _list(self, dice: random.Random) -> None:
+        basin = dice.choice([STREAMS, AUTO, DURABLE, DOOMED])
+        if basin in self.lifecycle.basins:
+            await self.readers.list_streams(basin)
+        await self.readers.list_basins(self.lifecycle.basins - {DOOMED})
 
     async def _read_missing(self, dice: random.Random) -> None:
         basin = dice.choice([STREAMS, AUTO, DURABLE])
@@ -182,5 +196,5 @@ class Workload:
         await self.lifecycle.publish(self._pick(dice, DURABLE, STREAMS), dice)
 
     def _busy(self, dice: random.Random) -> StreamHistory:
-        number = dice.randrange(self.busy_streams)
+        number = dice.randrange(self.program.busy_streams)
         return self.ledger.histories[dice.choice([STREAMS, DURABLE]), f"busy-{number}"]

@@ -11,6 +11,7 @@ from streamfold.testing.adversary import sessions
 from streamfold.testing.adversary.client import Answer, Client, LostError
 from streamfold.testing.adversary.ledger import (
     Append,
+    Breach,
     BrokenPromiseError,
     Ledger,
     Life,
@@ -38,6 +39,8 @@ class Writers:
 
     ledger: Ledger
     client: Client
+    #: Whether appends have conditions and commands.
+    conditions: bool = True
     _producers: dict[StreamHistory, ProducerState] = field(default_factory=dict)
 
     def producing(self, history: StreamHistory) -> bool:
@@ -58,7 +61,7 @@ class Writers:
         append = self.ledger.begin(history, self.client.target.generation, count, size)
         life = append.life
         roll = dice.random()
-        if history.json or life is None:
+        if history.json or life is None or not self.conditions:
             return append
         if roll < 0.15:
             append.match = life.tail + (dice.random() < 0.2)
@@ -137,7 +140,9 @@ class Writers:
     def _ended(self, append: Append, outcome: Outcome, place: int | None, answer: Answer) -> None:
         if answer.status == 500 and answer.code == "other":
             raise BrokenPromiseError(
-                append.history, f"append {append.id} is answered with {answer}"
+                append.history,
+                f"append {append.id} is answered with {answer}",
+                Breach.UNEXPLAINED,
             )
         sure = append.life is not None and append.changes == append.history.changes
         if answer.status in (400, 413, 422) or (sure and answer.status in (403, 404, 409, 410)):
@@ -148,8 +153,9 @@ class Writers:
         """Append several batches in one session, without waiting for acks."""
         appends = [self._plan(history, dice) for _ in range(dice.randint(2, 12))]
         for append in appends:
-            append.match = append.trim = None
-            append.token = append.fence = None
+            append.match = None
+            if append is not appends[-1]:  # an unmet condition ends a session
+                append.token = append.fence = append.trim = None
             append.size = min(append.size, 3000)
         await sessions.append_all(self.client, self.ledger, history, appends)
 
@@ -205,4 +211,6 @@ class Writers:
             "POST", f"/{history.basin}/{history.name}", headers, body
         )
         if answer.status == 200 and changes == history.changes and history.settled:
-            raise BrokenPromiseError(history, f"{append} was accepted twice: {answer}")
+            raise BrokenPromiseError(
+                history, f"{append} was accepted twice: {answer}", Breach.DOUBLED
+            )

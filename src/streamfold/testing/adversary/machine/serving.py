@@ -1,0 +1,105 @@
+"""The server under attack: `python -P serving.py '<JSON>'` serves one location until it is stopped.
+
+It is started as a file, and imports little but the server, so that `PYTHONPATH` may point to another
+version of Streamfold. Its JSON has settings that `streamfold serve` has no options for: caches so small
+that streams leave memory all the time, and background work that never rests. It may also have a clock
+that is wrong and a disk that fails; then lines of JSON on standard input say when.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    arguments = json.loads(sys.argv[1])
+    if not arguments["kernels"]:
+        # The kernels take seconds to load; without numba plain Python does the same.
+        sys.modules["numba"] = None  # type: ignore[assignment]
+    os.umask(0o077)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if arguments.get("disk") is not None:
+        _install_disk(**arguments["disk"])
+    if arguments.get("clock"):
+        from streamfold.testing.adversary.machine.moved_clock import move_clock
+
+        move_clock(arguments["clock"])
+    _serve(arguments)
+
+
+def _serve(arguments: dict[str, Any]) -> None:
+    from streamfold.errors import DeviceFailedError, WriterFencedError
+    from streamfold.server.config import Configuration
+    from streamfold.server.main import Server, run
+    from streamfold.store.settings import StoreSettings
+
+    def announce(server: Server) -> None:
+        print(json.dumps({"port": server.port}), flush=True)
+
+    # Earlier versions need no permission to take a store over, and have no such setting.
+    permission: dict[str, Any] = {"take_over": True} if hasattr(Configuration, "take_over") else {}
+    configuration = Configuration(
+        location=arguments["location"],
+        store=StoreSettings(**arguments["store"]),
+        host="127.0.0.1",
+        port=0,
+        console=None,
+        access_log=False,
+        long_poll=1.0,
+        **(permission if arguments["take_over"] else {}),
+    )
+    try:
+        run(configuration, announce)
+    except WriterFencedError:
+        sys.exit(8)  # as `streamfold serve` does
+    except DeviceFailedError as error:
+        logging.getLogger(__name__).error("the server stops: %s", error)
+        sys.exit(1)  # as `streamfold serve` does
+
+
+def _install_disk(root: str, boot: str, spare: str | None) -> None:
+    """Stand between the server and its disk; with `spare`, note what is synced."""
+    from streamfold.testing.adversary.machine.faulty_disk import DiskFault, FaultyDisk
+
+    hostile = None
+    if spare is not None:
+        from streamfold.testing.hostile_disk import HostileDisk, Mood
+
+        hostile = HostileDisk(Path(root), Path(spare))
+
+        def sync(descriptor: int) -> None:
+            hostile.sync(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+        setattr(os, "fsync", sync)  # noqa: B010 - of another type
+    disk = FaultyDisk(Path(root))
+    disk.install()
+
+    from streamfold.store.engine import local_disk
+
+    local_disk.current_boot = lambda: boot
+
+    def obey() -> None:
+        for line in sys.stdin:
+            order = json.loads(line)
+            if "fault" in order:
+                disk.turn(DiskFault(order["fault"]))
+            if "cut_power" in order and hostile is not None:
+                dice = random.Random(order["seed"])
+                with hostile.frozen():  # whoever waits for a sync waits until the process is gone
+                    hostile.cut_power(Path(order["cut_power"]), dice, dice.choice(list(Mood)))
+                    os._exit(0)
+
+    threading.Thread(target=obey, daemon=True, name="orders").start()
+
+
+if __name__ == "__main__":
+    main()
