@@ -34,6 +34,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, help="default: a fresh one, which is printed")
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--ends", type=int, default=0, help="kills and stops to go on for")
+    parser.add_argument("--acks", type=int, default=0, help="acknowledged records to go on for")
     parser.add_argument("--storage", choices=["local", "s3"], default="local")
     parser.add_argument("--folder", type=Path, help="kept afterwards; a temporary one by default")
     parser.add_argument("--workers", type=int, default=16, help="clients at work at once")
@@ -68,7 +70,13 @@ def _program(arguments: argparse.Namespace) -> Program:
         return Program.read(arguments.replay)
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     program = Program(
-        seed, arguments.rounds, arguments.storage, arguments.workers, seconds=arguments.seconds
+        seed,
+        arguments.rounds,
+        arguments.ends,
+        arguments.acks,
+        arguments.storage,
+        arguments.workers,
+        seconds=arguments.seconds,
     )
     for name in ("operations", "faults"):
         names = getattr(arguments, name)
@@ -112,7 +120,7 @@ class _Run:
     def _explain(self, campaign: Campaign, violation: BrokenPromiseError) -> None:
         text = script(campaign.ledger, violation, self._program.seed)
         print(f"{text}\nafter {self._passed()}", flush=True)
-        failed_in = self._program.having(rounds=campaign.ledger.totals.rounds + 1)
+        failed_in = self._program.having(rounds=campaign.ledger.totals.rounds + 1, ends=0, acks=0)
         failure = Failure(failed_in, violation, text)
         if self._arguments.shrink:
             shrinker = Shrinker(

@@ -56,7 +56,7 @@ class Campaign:
         self.workload.prepare()
         try:
             async with self.storage.running():
-                for _ in range(self.program.rounds):
+                while self._goes_on():
                     await self._round()
                 await self._restart()
                 await self.accountant.account()
@@ -69,6 +69,14 @@ class Campaign:
                 await server.kill()
             self.client.close()
         return self.ledger.totals
+
+    def _goes_on(self) -> bool:
+        totals, program = self.ledger.totals, self.program
+        return (
+            totals.rounds < program.rounds
+            or totals.kills + totals.stops < program.ends
+            or totals.acknowledged < program.acks
+        )
 
     def _has(self, fault: str) -> bool:
         return fault in self.program.faults
@@ -88,7 +96,7 @@ class Campaign:
         except* BrokenPromiseError as errors:
             raise _first(errors) from None
         totals.rounds += 1
-        if dice.random() < 0.5:
+        if dice.random() < 0.4:
             await self._ensure_server()
             await self.accountant.account()
             if dice.random() < 0.7:

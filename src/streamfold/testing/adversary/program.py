@@ -39,6 +39,9 @@ class Program:
 
     seed: int
     rounds: int = 50
+    #: Kills and stops, and acknowledged records, that it goes on for after that.
+    ends: int = 0
+    acks: int = 0
     storage: str = "local"
     workers: int = 16
     followers: int = 3

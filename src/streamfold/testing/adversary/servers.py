@@ -27,6 +27,12 @@ _START, _STOP = 120.0, 60.0
 _REPLACED = 8
 
 
+def _last_line(log: Path) -> str:
+    """The end of a server's log, which says why it stopped."""
+    lines = log.read_bytes()[-4096:].decode(errors="replace").splitlines()
+    return lines[-1][:400] if lines else ""
+
+
 class StartFailedError(Exception):
     """A server ended before it answered; `replaced` if it says that another one was started later."""
 
@@ -104,7 +110,8 @@ class ServerProcess:
             if process.returncode is None:
                 process.kill()
             status = await process.wait()
-            text = f"a server does not start, status {status}: see {log}"
+            last = await asyncio.to_thread(_last_line, log)
+            text = f"a server does not start, status {status}: see {log}, which ends with {last!r}"
             raise StartFailedError(text, replaced=status == _REPLACED)
         powered = disk is not None and disk["spare"] is not None
         return cls(process, json.loads(line)["port"], log, powered)

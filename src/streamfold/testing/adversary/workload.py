@@ -18,8 +18,8 @@ from streamfold.testing.adversary.writers import Writers
 #: Basins: one with streams of S2, one whose appends create streams, one of Durable Streams, and one
 #: that is deleted as a whole now and then.
 STREAMS, AUTO, DURABLE, DOOMED = "s2-streams", "auto-streams", "durable-streams", "doomed-streams"
-#: Records after which a stream is deleted and begins anew.
-_STREAM_RECORDS = 12_000
+#: Records after which a busy stream, and a small one, is deleted and begins anew.
+_BUSY_RECORDS, _SMALL_RECORDS = 5000, 800
 #: Names that only forks have.
 _FORKS = 12
 
@@ -134,7 +134,8 @@ class Workload:
         if history.existence is Existence.GONE and history.name.startswith("fork"):
             return False
         life = history.living
-        if life is not None and life.tail > _STREAM_RECORDS:
+        limit = _BUSY_RECORDS if history.name.startswith("busy") else _SMALL_RECORDS
+        if life is not None and life.tail > limit:
             await self.lifecycle.delete(history, dice)  # so that long runs stay small
             return False
         if history.creates and history.changing:

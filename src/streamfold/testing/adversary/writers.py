@@ -57,7 +57,7 @@ class Writers:
 
     def _plan(self, history: StreamHistory, dice: random.Random) -> Append:
         size = dice.choice([0, 10, 10, 100, 100, 3000]) if dice.random() < 0.99 else 200_000
-        count = dice.choice([1, 1, 1, 2, 5, 20]) if size < 200_000 else 4
+        count = dice.choice([1, 1, 1, 2, 5, 20, 100]) if size < 3000 else 4
         append = self.ledger.begin(history, self.client.target.generation, count, size)
         life = append.life
         roll = dice.random()
