@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -182,7 +183,8 @@ class LinearizabilityRun:
         """Let the clients work, hurt the server, and replace it."""
         dice = self.dice
         await asyncio.sleep(self.seconds * dice.uniform(0.1, 1))
-        async with self.storage.disturbed(random.Random(dice.random()), self._ledger):
+        disturbance = random.Random(dice.random())
+        async with self.storage.disturbed(disturbance, self._ledger, self._tell):
             if dice.random() < 0.25:
                 await self._pause()
             if dice.random() < 0.2:
@@ -191,6 +193,11 @@ class LinearizabilityRun:
             await self._end(kill=dice.random() < 0.7)
         self.figures.storage_faults = self._ledger.totals.storage_faults
         await self._start()
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        """Pass a fault of local disk on to the server, in whose process it happens."""
+        if self._server is not None:
+            self._server.tell(order)
 
     def _fault(self, text: str) -> None:
         for stream in self._open:
@@ -204,6 +211,7 @@ class LinearizabilityRun:
             self.folder / "servers.log",
             {**self.storage.environment, **self.environment},
             take_over=take_over,
+            disk=self.storage.disk(powered=False),
         )
         async with self._restarted:
             self._target.generation += 1
