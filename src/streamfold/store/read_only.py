@@ -57,8 +57,9 @@ from streamfold.store.settings import StoreSettings
 from streamfold.store.store import wall_clock
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
-#: Milliseconds that a checkpoint outlives a reader that was killed, and between two renewals of it.
-_CHECKPOINT_LIFETIME, _RENEWAL = 600_000, 60_000
+#: Milliseconds between two renewals of a checkpoint, which outlives a reader that was killed by ten
+#: times as long; and a month, which is longer than anybody reads a fixed state.
+_RENEWAL, _NEVER = 60_000, 30 * 86_400_000
 #: Bytes of rows that are only in the WAL, which a reader holds in memory: as the writer does.
 _WAL_BYTES = 256 << 20
 #: Retries of a request that storage answered with an error.
@@ -95,19 +96,29 @@ class ReaderEngine(SlateEngine):
         return 0
 
     @classmethod
-    async def open_reader(cls, location: Location) -> ReaderEngine:
-        """Open the newest durable state; NotFoundError if the location has no store."""
+    async def open_reader(
+        cls, location: Location, *, fixed: Any = None, replay_log: bool = True
+    ) -> ReaderEngine:
+        """Open the newest durable state; NotFoundError if the location has no store.
+
+        With `fixed`, the manifest that a freeze of the caller pins, the reader stays at the state that
+        it finds, and pins no files. Without `replay_log`, it has only what is in tables.
+        """
         builder = binding.DbReaderBuilder(location.path, location.store)
+        renewal = _RENEWAL if fixed is None else _NEVER
         builder.with_options(
             binding.ReaderOptions(
-                manifest_poll_interval_ms=_RENEWAL,
-                checkpoint_lifetime_ms=_CHECKPOINT_LIFETIME,
+                manifest_poll_interval_ms=renewal,
+                checkpoint_lifetime_ms=10 * renewal,
                 max_memtable_bytes=_WAL_BYTES,
-                skip_wal_replay=False,
+                skip_wal_replay=not replay_log,
                 object_store_max_retries=_RETRIES,
             )
         )
-        builder.with_reader_mode(binding.ReaderMode.MANAGED_CHECKPOINT())
+        mode = binding.ReaderMode
+        builder.with_reader_mode(
+            mode.MANAGED_CHECKPOINT() if fixed is None else mode.FOLLOW_LATEST()
+        )
         try:
             await location.check_access()
             async with asyncio.timeout(_ANSWER_TIMEOUT):
@@ -115,7 +126,8 @@ class ReaderEngine(SlateEngine):
                 manifest = await read_manifest(admin)
             if manifest is None:
                 raise NotFoundError(f"there is no store at {location.url}: check the location")
-            return cls(await builder.build(), table_check(location, admin))
+            check = table_check(location, admin, fixed)
+            return cls(await builder.build(), check)
         except TimeoutError:
             raise StorageError(
                 f"storage at {location.url} did not answer within {_ANSWER_TIMEOUT:g} s: check that it "

@@ -141,6 +141,9 @@ class FaultyEngine:
     async def check(self) -> None:
         await self.inner.check()
 
+    async def frozen(self) -> bool:
+        return await self.inner.frozen()
+
     async def tables(self) -> Tables:
         return await self.inner.tables()
 

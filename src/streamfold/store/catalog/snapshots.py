@@ -34,7 +34,7 @@ from streamfold.model.records import CONTINUED
 from streamfold.store import keys, rows
 from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_full
-from streamfold.store.engine.engine import Op
+from streamfold.store.engine.engine import Engine, Op
 from streamfold.store.leftovers import LEFTOVERS_MAX, Leftovers
 from streamfold.store.log.log_leases import LogLease
 from streamfold.store.log.sealing import SealingKey
@@ -133,9 +133,14 @@ class SnapshotBlobs:
         """Those of `blobs` that are not being written or read."""
         return [blob for blob in blobs if blob not in self._used]
 
-    async def delete(self, blobs: Iterable[str]) -> None:
-        """Delete `blobs`, and those of earlier calls; what is being read stays until a later call."""
+    async def delete(self, blobs: Iterable[str], engine: Engine) -> None:
+        """Delete `blobs`, which no row names, and those of earlier calls.
+
+        What is being read, or frozen, stays until a later call.
+        """
         self._retired.update(blobs)
+        if not self._retired or await engine.frozen():
+            return
         for blob in list(self._retired):
             if blob not in self._used:
                 await self.store.delete(blob)
@@ -305,7 +310,7 @@ class StreamSnapshots:
         """Delete the rows of `gone`, then their blobs."""
         ops: list[Op] = [(keys.snapshot(stream_id, s.seq_num), None) for s in gone]
         await self.mount.committer.write(ops)
-        await self.blobs.delete([s.blob for s in gone])
+        await self.blobs.delete([s.blob for s in gone], self.mount.engine)
 
     async def sweep(self) -> None:
         """Find blobs that no row names, and delete those that are overdue; WriterFencedError after a
@@ -324,7 +329,7 @@ class StreamSnapshots:
                     break
         if unnamed:
             await self.mount.engine.check()
-        await self.blobs.delete(await self.leftovers.overdue(unnamed))
+        await self.blobs.delete(await self.leftovers.overdue(unnamed), self.mount.engine)
 
     async def _write_row(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
         async with self.catalog.locks.hold(*log.ref):

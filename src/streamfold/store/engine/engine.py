@@ -164,6 +164,13 @@ class Engine(Protocol):
         """
         ...
 
+    async def frozen(self) -> bool:
+        """Whether another process, a check or a backup, may need files that are no longer needed here.
+
+        Ask after the commit that makes a file unnecessary is durable, and before deleting the file.
+        """
+        ...
+
     async def tables(self) -> Tables:
         """The tables that hold the rows now."""
         ...

@@ -43,6 +43,7 @@ import msgspec
 from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import DataCorruptError, DeviceFailedError, WriterFencedError
+from streamfold.store.engine.freeze import frozen_log
 from streamfold.store.engine.partial_io import PartialWrites, delete_slowly, shrink
 from streamfold.store.engine.process_locks import exclusive
 from streamfold.store.engine.restore_point import MARKER, RestorePoint, read_restore_point
@@ -329,6 +330,8 @@ class LocalDisk:
             await delete_replaced()
             # An unsynced file must stay: the search for the next file to sync would end at the gap.
             covered = min(manifest.replay_after_wal_id, self._next_wal)
+            if (needed := await frozen_log(admin)) is not None:
+                covered = min(covered, needed)
             await _finish_in_thread(partial(self._delete_wal_below, covered))
         await asyncio.to_thread(self._delete_kept)
 

@@ -42,6 +42,8 @@ MANIFESTS: Final = "manifest"
 _MANIFEST: Final = re.compile(r"[0-9]{20}\.manifest")
 #: Folders below the location: SlateDB's files, the blobs of snapshots, and the files of large chunks.
 DATABASE, SNAPSHOTS, CHUNKS = "db", "snapshots", "chunks"
+#: In the database's folder while a restore into it is not finished. Listings begin with it.
+RESTORING: Final = "0-restoring"
 #: Bytes of one stream in one commit from which they become a file: on local disk, where a file costs a
 #: sync of 0.5 ms, and on object storage, where it costs a request and its latency.
 LOCAL_FILE_FROM, REMOTE_FILE_FROM = 128 << 10, 1 << 20
@@ -55,6 +57,12 @@ _REMOTE_READS, _REMOTE_DELETES = 16, 16
 _LOCAL_COMMITS, _REMOTE_COMMITS = sys.maxsize, 1024
 #: Mode of folders on local disk: for this user alone, whatever the files within allow.
 _PRIVATE = 0o700
+
+
+def unfinished_restore(url: str) -> StorageError:
+    return StorageError(
+        f"the restore into {url} was not finished: empty it, and restore the backup again"
+    )
 
 
 def check_folder(url: str, folder: Path) -> None:
@@ -177,7 +185,9 @@ class Location:
     async def _check_once(self) -> None:
         if self.probe is None:
             return
-        async for _ in self.probe.list():
+        async for meta in self.probe.list():
+            if meta.key == RESTORING:
+                raise unfinished_restore(self.url)
             return
         if self.others is not None:
             await check_blobs(self.url, self.others)
@@ -220,6 +230,8 @@ def _local(url: str, folder: Path) -> Location:
     if not folder.is_absolute():
         raise InvalidError(f"store location {url!r} must name an absolute folder: file:///folder")
     check_folder(url, folder)
+    if (folder / DATABASE / RESTORING).exists():
+        raise unfinished_restore(url)
     try:
         for private in (folder, folder / DATABASE, folder / SNAPSHOTS, folder / CHUNKS):
             private.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 from streamfold.errors import StorageError, WriterFencedError
 from streamfold.store.engine import slatedb_binding, slatedb_reads
 from streamfold.store.engine.engine import Batch, DiskUse, Op, Tables, size_of
+from streamfold.store.engine.freeze import is_frozen
 from streamfold.store.engine.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.engine.location import Location
 from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
@@ -110,16 +111,16 @@ class SlateEngine(SlateRows):
         """
         try:
             if disk is not None:
-                await disk.repair(open_admin(location), _wal_reader(location))
+                await disk.repair(open_admin(location), wal_reader(location))
             elif location.folder is not None:
                 forget_restore_point(location.folder)
             await location.check_access()
             # Another reader than that of the repair, which may have read ahead files that are gone now.
-            wal = _wal_reader(location)
+            wal = wal_reader(location)
             db, admin, epoch = await _until_clock_accepted(lambda: _build(location, wal, now))
         except (*slatedb_binding.FAILURES, OSError) as error:
             if disk is not None and is_damage(error):
-                await disk.name_damage(open_admin(location), _wal_reader(location))
+                await disk.name_damage(open_admin(location), wal_reader(location))
             raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
         tables = SlateTables(db, admin, sizes, local=local)
@@ -213,6 +214,9 @@ class SlateEngine(SlateRows):
         if manifest is None or manifest.writer_epoch != self._epoch:
             raise WriterFencedError
 
+    async def frozen(self) -> bool:
+        return await is_frozen(self._admin)
+
     async def tables(self) -> Tables:
         try:
             return await self._tables.read()
@@ -282,13 +286,18 @@ class SlateEngine(SlateRows):
             raise translated(error) from error
 
 
-def table_check(location: Location, admin: Any) -> TableCheck:
-    """Checks the tables at `location`."""
+def table_check(location: Location, admin: Any, fixed: Any = None) -> TableCheck:
+    """Checks the tables at `location`: those of the newest manifest, or of one that is `fixed`."""
     read = reader_of(location.folder, location.files)
-    return TableCheck(partial(slatedb_binding.read_manifest, admin), read)
+
+    async def manifest() -> Any:
+        return fixed or await slatedb_binding.read_manifest(admin)
+
+    return TableCheck(manifest, read)
 
 
-def _wal_reader(location: Location) -> Any:
+def wal_reader(location: Location) -> Any:
+    """SlateDB's reader of log files."""
     return binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
 
 

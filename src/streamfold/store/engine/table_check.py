@@ -93,6 +93,16 @@ class TableCheck:
             ]
         return [table for table in tables if table is not None]
 
+    async def filter_damaged(self, name: str, info: Any) -> bool:
+        """Whether the filter of a table cannot be read: scans do without it."""
+        if not info.filter_len:
+            return False
+        try:
+            _checked(await self._bytes(f"compacted/{name}", info.filter_offset, info.filter_len))
+        except _UnreadableError:
+            return True
+        return False
+
     async def _views(self) -> dict[str, Any]:
         """The tables of the newest manifest, by file name."""
         return {f"{view.sst.id.value}.sst": view for view in table_views(await self._manifest())}

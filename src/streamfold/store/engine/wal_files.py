@@ -76,7 +76,7 @@ class WalFiles:
             return damage
         end = max(sizes, default=after) if damage is None else damage.number - 1
         last = max((number for number, size in sizes.items() if size), default=after)
-        fault = await _first_unreadable(reader, after + 1, end)
+        fault = await first_unreadable(reader, after + 1, end)
         return LogDamage(*fault, last) if fault else damage
 
     async def read_rows(self, reader: Any, number: int) -> list[Op] | None:
@@ -131,7 +131,8 @@ def _unwritten(
     return None
 
 
-async def _first_unreadable(reader: Any, first: int, last: int) -> tuple[int, str] | None:
+async def first_unreadable(reader: Any, first: int, last: int) -> tuple[int, str] | None:
+    """The first of these log files that SlateDB's `reader` cannot read, and why."""
     files: Any = await reader.iterator(first) if first <= last else None
     for number in range(first, last + 1):
         try:

@@ -141,8 +141,8 @@ class ChunkFiles:
             length = last.offset + last.size - first.offset
             data = await self._blobs.get_range(first.file, first.offset, length)
             if sum([chunk.metered for chunk in run]) < _THREAD_FROM:
-                return _payloads(data, run)
-            return await asyncio.to_thread(_payloads, data, run)
+                return payloads_of(data, run)
+            return await asyncio.to_thread(payloads_of, data, run)
 
     async def delete(self, page: Sequence[Row]) -> None:
         """Delete the files whose last chunk is in `page`: chunks that are about to be deleted."""
@@ -209,6 +209,11 @@ async def _without_row(engine: Engine, files: _Found) -> list[BlobMeta]:
     return unnamed
 
 
+def has_files(page: Sequence[Row]) -> bool:
+    """Whether chunks of `page` are in files."""
+    return any(_part_of(value) is not None for _, value in page)
+
+
 def _may_name(value: bytes, file: str) -> bool:
     """Whether the chunk of a row is in `file`; also true if the row cannot be read."""
     try:
@@ -226,7 +231,11 @@ def _part_of(value: bytes) -> FilePart | None:
     return chunk.part if chunk.in_file else None
 
 
-def _payloads(data: bytes, run: Sequence[Chunk]) -> list[Chunk]:
+def payloads_of(data: bytes | memoryview, run: Sequence[Chunk]) -> list[Chunk]:
+    """`run` with its payloads, decompressed, from `data`, the bytes of its file from its first one on.
+
+    DataCorruptError if they are not what was written.
+    """
     first, loaded = run[0].part, []
     for chunk in run:
         part = chunk.part

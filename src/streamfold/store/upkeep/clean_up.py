@@ -22,6 +22,7 @@ from streamfold.store.catalog.catalog import Catalog
 from streamfold.store.catalog.snapshots import StreamSnapshots
 from streamfold.store.damage import StreamDamagedError
 from streamfold.store.engine.engine import Op, TableDamagedError, first_row, readable_pages
+from streamfold.store.log.chunk_files import has_files
 from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import CleanupRow, ForkRow, StateRow
@@ -80,7 +81,8 @@ class CleanUp:
         # Reads show commits that the disk may not have yet. Without this, a power cut could bring the
         # stream, or a fork of it, back without its files.
         await self._mount.committer.write([])
-        await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id))
+        if not await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id)):
+            return
         await self._snapshots.forget(stream_id)
         await self._catalog.finish(self._remove(ref, stream_id, ancestors))
         self._request_pass()  # its basin or its ancestors may be removable now
@@ -161,7 +163,8 @@ class CleanUp:
                 return  # the clean-up row stays: the next pass tries again
             log.store_tail()
             await self._mount.committer.write_with(log)
-            await self._delete_chunks(ref.basin, log.id, keys.chunk(log.id, needed))
+            if not await self._delete_chunks(ref.basin, log.id, keys.chunk(log.id, needed)):
+                return
             await self._snapshots.prune(log)
             trims.collected = effective
             if needed == trims.accepted:
@@ -169,14 +172,24 @@ class CleanUp:
                 await self._mount.committer.write_with(log)
             self._on_deleted(log)
 
-    async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> None:
+    async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> bool:
+        """Delete the chunks below `end`, which no durable state needs.
+
+        False if a freeze keeps some of their files: the clean-up row stays, a later pass tries again.
+        """
         await self._usage.held.settle(basin, stream_id)
         span = keys.chunks_start(stream_id), end
+        asked = False
         async with aclosing(self._mount.engine.scan(*span)) as pages:
             async for page in pages:
+                if not asked and has_files(page):
+                    asked = True
+                    if await self._mount.engine.frozen():
+                        return False
                 # Files first: if a crash comes in between, the rows are found again.
                 await self._mount.files.delete(page)
                 await self._usage.held.delete(basin, stream_id, page)
+        return True
 
 
 @asynccontextmanager

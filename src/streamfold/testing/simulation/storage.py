@@ -198,6 +198,9 @@ class SimulatedEngine:
         await self._weather.pass_time()
         self._check_writer()
 
+    async def frozen(self) -> bool:
+        return False
+
     async def tables(self) -> Tables:
         return Tables((), ())
 
