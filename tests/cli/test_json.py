@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.main import streamfold
+from streamfold.model.records import Record
+from streamfold.store import StoreSettings, open_store
 from tests.archive.reading import write_history
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.cli.conftest import create
@@ -55,6 +57,7 @@ CALLS: Final = (
     "archive export {table} {folder}/copy", "archive export {table} {folder}/db --duckdb",
     "archive pin {table} audit", "archive pin {table} audit --remove",
     "archive gc {table} --keep-epochs 1 --grace 0",
+    "check {store}", "backup {store} {folder}/backups", "restore {folder}/backups {folder}/restored",
     "snapshotter validate --config {configuration}", "snapshotter pack {folder}/job",
 )  # fmt: skip
 #: Calls that print rows, whose members are columns.
@@ -78,7 +81,7 @@ ELSEWHERE: Final = {
     "publish": "tests/ingest/test_publish.py",
 }
 #: Verbs that also fail when they have shown what they found.
-JUDGING: Final = ("doctor", "diff")
+JUDGING: Final = ("doctor", "diff", "check")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Setting:
             "stream": f"s2://{BASIN}/orders",
             "folder": self.folder,
             "table": self.folder / "users",
+            "store": self.folder / "store",
             "lines": self.folder / "lines",
             "resources": self.folder / "resources.json",
             "configuration": self.folder / "snapshotter.toml",
@@ -126,7 +130,18 @@ def setting(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
         'http = { port = 0, host = "127.0.0.1" }\n'
     )
     asyncio.run(write_history(folder / "users"))
+    asyncio.run(write_store(folder / "store"))
     return Setting(variables, folder)
+
+
+async def write_store(folder: Path) -> None:
+    """A store with a basin, of which one chunk file was lost."""
+    async with open_store(folder.as_uri(), StoreSettings(chunk_file_bytes=1)) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, "orders")
+        await store.append(BASIN, "orders", [Record(b"record")])
+    [file] = [path for path in (folder / "chunks").rglob("*-*-*") if path.is_file()]
+    file.unlink()
 
 
 def _verb(call: str) -> str:

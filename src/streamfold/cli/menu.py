@@ -52,6 +52,11 @@ SECTIONS: Final[dict[str, dict[str, Entry]]] = {
         "lite": Entry("servers.serve", "The same, under S2's name for it.", "server"),
         "top": Entry("servers.top", "Show what a server is doing, live.", ""),
     },
+    "Stores": {
+        "check": Entry("stores.check", "Read a whole store, and name what is damaged.", "server"),
+        "backup": Entry("stores.backup", "Copy a store, running or stopped.", "server"),
+        "restore": Entry("stores.backup", "Make a store from a backup.", "server"),
+    },
     "Set-up": {
         "config": Entry("setup.config", "Name servers once, and choose between them.", ""),
         "completion": Entry("setup.completion", "Print a shell completion script.", ""),

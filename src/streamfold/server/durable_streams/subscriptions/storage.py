@@ -104,6 +104,15 @@ async def load_subscriptions(
         logger.warning("links of subscription %r have no subscription: they are ignored", id_)
 
 
+def check_document(kind: str, document_id: str, content: bytes) -> None:
+    """Raise DataCorruptError if the document is a subscription, or a link of one, and damaged."""
+    subscriptions, links = _kinds("")
+    if kind.startswith(subscriptions):
+        _decode_document(document_id, content)
+    elif kind.startswith(links):
+        _decode_link(document_id, content)
+
+
 def _kinds(basin: str) -> tuple[str, str]:
     """The kinds of a basin's subscriptions and of their links."""
     return f"ds-subscription/{basin}", f"ds-subscription-link/{basin}"

@@ -1,0 +1,1 @@
+"""Commands on a store itself, past its server: check, backup, restore."""

@@ -1,0 +1,131 @@
+"""The layout of a backup target, which holds any number of backups of one store.
+
+    backups/{id}.json            a finished backup: every file of the store, and the object that has it
+    unfinished/{id}.json         the same of a backup that is running, or was interrupted
+    objects/{id}/{file}          the files that this backup was the first to copy
+
+An id is the time at which the backup began, so ids sort by age. Objects never change. A later backup
+names the objects of earlier ones instead of copying their files again, and an interrupted backup leaves
+objects that the next one can use. A backup is complete if and only if its manifest is in `backups`,
+because that is written last.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from streamfold.blob import BlobStore
+from streamfold.errors import (
+    BlobNotFoundError,
+    DataCorruptError,
+    FormatUnsupportedError,
+    NotFoundError,
+)
+
+FINISHED, UNFINISHED, OBJECTS = "backups/", "unfinished/", "objects/"
+#: What this version writes, and the newest that it reads.
+BACKUP_FORMAT: Final = 1
+_SUFFIX: Final = ".json"
+
+
+class BackedUpFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of the store, and the object that has its bytes."""
+
+    #: Below the location of the store: db/…, chunks/…, snapshots/….
+    name: str
+    #: Key of the object in the target.
+    object: str
+    size: int
+    sha256: str
+    #: Changes whenever storage has another file of this name: an etag.
+    stamp: str
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One backup."""
+
+    format: int = BACKUP_FORMAT
+    id: str
+    #: Milliseconds since the Unix epoch. Every record acknowledged before is in the backup.
+    began_at: int
+    #: Where the store was.
+    store: str
+    #: What `FormatRow` says.
+    store_format: int
+    #: The number of SlateDB's manifest, and the opening that wrote the store then.
+    slatedb_manifest: int
+    writer_epoch: int
+    #: The last log file; 0 if there was none.
+    last_log_file: int
+    files: list[BackedUpFile]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(BackupManifest)
+_format_decoder = msgspec.json.Decoder(_Format)
+
+
+def new_id(began_at: int) -> str:
+    """An id for a backup that begins at this time (ms since the Unix epoch)."""
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began_at / 1000))
+    return f"{moment}-{uuid.uuid4().hex[:8]}"
+
+
+def encode(manifest: BackupManifest) -> bytes:
+    return _encoder.encode(manifest)
+
+
+def decode(content: bytes, key: str) -> BackupManifest:
+    """The manifest in `content`; an error that names `key` if it cannot be read."""
+    try:
+        version = _format_decoder.decode(content).format
+        if version > BACKUP_FORMAT:
+            raise FormatUnsupportedError(
+                f"the backup manifest {key!r} has format {version}, but this version reads up to "
+                f"{BACKUP_FORMAT}: use the version that wrote it, or a newer one"
+            )
+        return _decoder.decode(content)
+    except msgspec.MsgspecError as error:
+        raise DataCorruptError(
+            f"the backup manifest {key!r} is damaged ({error}): choose another backup with --at"
+        ) from error
+
+
+async def ids_below(target: BlobStore, folder: str) -> list[str]:
+    """The ids of the backups in `folder`, oldest first."""
+    keys = [meta.key async for meta in target.list(folder)]
+    return [key[len(folder) : -len(_SUFFIX)] for key in keys if key.endswith(_SUFFIX)]
+
+
+def key_of(folder: str, backup_id: str) -> str:
+    return f"{folder}{backup_id}{_SUFFIX}"
+
+
+async def read_backup(target: BlobStore, backup_id: str, folder: str = FINISHED) -> BackupManifest:
+    key = key_of(folder, backup_id)
+    try:
+        return decode(await target.get(key), key)
+    except BlobNotFoundError:
+        raise NotFoundError(
+            f"there is no finished backup {backup_id!r} in {target!r}: list them with "
+            "`streamfold backup --list TARGET`"
+        ) from None
+
+
+async def list_backups(target: BlobStore) -> Sequence[BackupManifest]:
+    """Every finished backup, oldest first."""
+    return [await read_backup(target, each) for each in await ids_below(target, FINISHED)]

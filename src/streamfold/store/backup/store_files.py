@@ -1,0 +1,158 @@
+"""The files of a store as blobs, by their names below its location."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from streamfold.blob import BlobMeta, BlobStore, LocalBlobStore, open_blob_store
+from streamfold.errors import DataCorruptError, InvalidError, NotFoundError
+from streamfold.store.engine.location import (
+    CHUNKS,
+    DATABASE,
+    RESTORING,
+    SNAPSHOTS,
+    Location,
+    unfinished_restore,
+)
+from streamfold.store.engine.slatedb_tables import table_files
+from streamfold.store.log.chunk_files import FileName
+
+LOG: Final = "wal"
+_LOG_FILE: Final = re.compile(rf"{LOG}/([0-9]{{20}})\.sst")
+#: Parts of snapshots that are not published: they belong to requests, not to the store.
+_PARTS: Final = "parts/"
+
+
+class StoreFile(NamedTuple):
+    """A file of a store."""
+
+    name: str
+    size: int
+    #: Changes whenever storage has another file of this name.
+    stamp: str
+    #: Whether the store can do without it.
+    optional: bool = False
+
+
+def store_url(text: str) -> str:
+    """A location as people give it: a URL, or the path of a folder."""
+    return text if "://" in text or text == "memory:" else Path(text).absolute().as_uri()
+
+
+def open_target(url: str) -> BlobStore:
+    """The blobs at `url`, a URL or a folder; the folder is created for this user alone."""
+    located = store_url(url)
+    if (folder := folder_of(located)) is not None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidError(
+                f"cannot use the folder {str(folder)!r} ({error.strerror}): choose another one"
+            ) from None
+    return open_blob_store(located)
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder that a file:// URL names; None for other URLs."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+class StoreFiles:
+    """Reads, lists and writes the files of the store at `location`."""
+
+    def __init__(self, location: Location) -> None:
+        database = location.files
+        if location.folder is not None:
+            database = LocalBlobStore(location.folder)
+        if database is None:
+            raise InvalidError(f"{location.url} has no files: give a folder or s3://bucket/prefix")
+        self.database = database
+        self._areas: Mapping[str, BlobStore] = {
+            DATABASE: database,
+            CHUNKS: location.open_chunks(fsync=True),
+            SNAPSHOTS: location.snapshots,
+        }
+
+    def blob(self, name: str) -> tuple[BlobStore, str]:
+        """The blob store of a file, and its key there."""
+        area, _, key = name.partition("/")
+        return self._areas[area], key
+
+    async def log_files(self, after: int) -> list[tuple[int, StoreFile]]:
+        """The log files after that number, without a gap.
+
+        The end of the log grows meanwhile. A listing has every file that existed before it, so records
+        that were acknowledged before are before the first number that it lacks.
+        """
+        files: dict[int, StoreFile] = {}
+        async for meta in self.database.list(f"{LOG}/"):
+            if (match := _LOG_FILE.fullmatch(meta.key)) and int(match[1]) > after:
+                files[int(match[1])] = _file(DATABASE, meta)
+        run: list[tuple[int, StoreFile]] = []
+        while (number := after + 1 + len(run)) in files:
+            run.append((number, files[number]))
+        return run
+
+    async def tables(self, manifest: Any) -> list[StoreFile]:
+        """The tables that `manifest` names; DataCorruptError if one is missing."""
+        needed = table_files(manifest)
+        files = [
+            _file(DATABASE, meta)
+            async for meta in self.database.list("compacted/")
+            if meta.key.rpartition("/")[2] in needed
+        ]
+        if missing := needed - {file.name.rpartition("/")[2] for file in files}:
+            raise DataCorruptError(
+                f"the store lacks the file 'db/compacted/{min(missing)}', and "
+                f"{len(missing) - 1} more: run `streamfold check` to see what that costs"
+            )
+        return files
+
+    async def manifest(self, number: int) -> StoreFile:
+        return _file(DATABASE, await self.database.head(f"manifest/{number:020d}.manifest"))
+
+    async def chunk_files(self, epoch: int) -> AsyncIterator[StoreFile]:
+        """The chunk files that writers up to `epoch` wrote."""
+        async for meta in self._areas[CHUNKS].list():
+            name = FileName.parse(meta.key)
+            if name is not None and name.epoch <= epoch:
+                yield _file(CHUNKS, meta)
+
+    async def snapshots(self) -> AsyncIterator[StoreFile]:
+        async for meta in self._areas[SNAPSHOTS].list():
+            yield _file(SNAPSHOTS, meta, optional=meta.key.startswith(_PARTS))
+
+
+def _file(area: str, meta: BlobMeta, *, optional: bool = False) -> StoreFile:
+    stamp = meta.etag or meta.last_modified.isoformat()
+    return StoreFile(f"{area}/{meta.key}", meta.size, stamp, optional)
+
+
+def check_is_store(url: str) -> None:
+    """Raise unless there may be a store at `url`: opening a local one would create its folders."""
+    parts = urlsplit(url)
+    if parts.scheme == "s3" and parts.netloc:
+        return  # whoever opens it finds out
+    folder = folder_of(url)
+    if folder is None:
+        raise InvalidError(
+            f"store {url!r} cannot be read from storage: give a folder or s3://bucket/prefix"
+        )
+    if not folder.is_dir():
+        raise NotFoundError(f"there is no store at {folder}: the folder does not exist")
+    present = [name for name in (DATABASE, CHUNKS, SNAPSHOTS) if (folder / name).is_dir()]
+    if not present:
+        raise NotFoundError(f"there is no store at {folder}: it has no folder {DATABASE!r}")
+    if (folder / DATABASE / RESTORING).exists():
+        raise unfinished_restore(url)
+    manifests = folder / DATABASE / "manifest"
+    if not manifests.is_dir() or not any(manifests.iterdir()):
+        raise NotFoundError(
+            f"{folder} is only a part of a store: it has no manifest in {DATABASE}/manifest; restore "
+            "the whole folder from a backup"
+        )

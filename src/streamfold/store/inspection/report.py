@@ -1,0 +1,92 @@
+"""What a check of a store found."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+#: Findings that are listed one by one; beyond that they are counted.
+_LISTED_MAX: Final = 1000
+
+
+class Severity(enum.StrEnum):
+    """How bad a finding is."""
+
+    #: Something that was acknowledged cannot be read, or will not be.
+    DAMAGE = "damage"
+    #: Something is not as it should be, and costs no data.
+    WARNING = "warning"
+
+
+class CheckFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that is wrong."""
+
+    #: Stable; `docs/operations/checking.md` lists them.
+    code: str
+    #: A sentence for operators.
+    message: str
+    severity: Severity = Severity.DAMAGE
+    basin: str | None = None
+    stream: str | None = None
+    stream_id: int | None = None
+    #: The records concerned: the first, and the one after the last.
+    first_seq_num: int | None = None
+    next_seq_num: int | None = None
+    #: The file concerned, below the location of the store.
+    file: str | None = None
+
+
+class CheckCounts(msgspec.Struct):
+    """What a check read."""
+
+    rows: int = 0
+    basins: int = 0
+    streams: int = 0
+    forks: int = 0
+    producers: int = 0
+    access_tokens: int = 0
+    documents: int = 0
+    chunks: int = 0
+    #: Chunks whose records are encrypted, so that only their place, size and checksum were checked.
+    sealed_chunks: int = 0
+    records: int = 0
+    chunk_files: int = 0
+    chunk_file_bytes: int = 0
+    snapshots: int = 0
+    snapshot_bytes: int = 0
+    tables: int = 0
+    table_bytes: int = 0
+    log_files: int = 0
+    #: Files that no row names, and their bytes: upkeep deletes them after a grace of days.
+    unnamed_files: int = 0
+    unnamed_bytes: int = 0
+    #: Parts of snapshots that are not published.
+    staged_parts: int = 0
+
+
+class CheckReport(msgspec.Struct):
+    """The result of a check."""
+
+    store: str
+    #: The format of the store; None if it cannot be read.
+    format: int | None = None
+    counts: CheckCounts = msgspec.field(default_factory=CheckCounts)
+    findings: list[CheckFinding] = []
+    #: Findings that are not in the list, because it is full.
+    unlisted: int = 0
+    seconds: float = 0.0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.unlisted and not any(
+            finding.severity is Severity.DAMAGE for finding in self.findings
+        )
+
+    def add(self, finding: CheckFinding) -> None:
+        if len(self.findings) < _LISTED_MAX:
+            self.findings.append(finding)
+        else:
+            self.unlisted += 1
