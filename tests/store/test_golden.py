@@ -22,10 +22,12 @@ from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record
 from streamfold.model.resources import Provision
 from streamfold.store import StoreSettings, StreamStore, keys, open_store, rows
+from streamfold.store.backup import back_up, restore_backup
 from streamfold.store.engine.engine import commit_rows
-from streamfold.store.engine.local_disk import LocalDisk
+from streamfold.store.engine.local_disk import LocalDisk, current_boot
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.inspection import inspect_store
 from streamfold.store.log import chunks
 from streamfold.store.rows import CleanupRow, FormatRow
 from streamfold.store.supervisor import FORMAT_VERSION
@@ -87,6 +89,22 @@ async def test_everything_is_read_as_it_was_written(golden: Path, boot: str) -> 
     for _ in range(2):
         async with opened(golden, boot) as store:
             assert await content.describe(store) == expected
+
+
+async def test_a_backup_of_a_former_version_restores_to_the_same_store(
+    golden: Path, tmp_path: Path
+) -> None:
+    backups, restored = tmp_path / "backups", tmp_path / "restored"
+    await back_up(str(golden), str(backups))
+    await restore_backup(str(backups), str(restored))
+    checked = await inspect_store(str(restored))
+    assert checked.findings == []
+    assert checked.format == int(golden.name[1:])  # neither of the three changes it
+    expected = as_read_today(msgspec.json.decode((golden / "expected.json").read_bytes()))
+    boot = current_boot()
+    assert boot is not None
+    async with opened(restored, boot) as store:
+        assert await content.describe(store) == expected
 
 
 def test_what_is_expected_is_what_was_meant() -> None:

@@ -11,11 +11,13 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 from streamfold.errors import StorageError
 from streamfold.model.records import Record, trim_record
 from streamfold.store.engine import freeze as freezing
+from streamfold.store.engine import slatedb_tables
 from streamfold.store.engine.freeze import freeze, is_frozen
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import open_admin
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from tests.s3 import S3Server, s3_client
 from tests.store.catalog.test_snapshots import publish
 from tests.store.conftest import BASIN
 from tests.store.durable_streams import append, create
@@ -90,6 +92,38 @@ async def test_log_files_stay_while_frozen(tmp_path: Path) -> None:
         await engine.flush()
         await engine.collect()
         assert not all(path.exists() for path in needed)
+
+
+async def test_log_files_in_a_bucket_stay_while_frozen(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SlateDB's collector would delete them: a checkpoint pins its manifest and tables alone."""
+    monkeypatch.setattr(slatedb_tables, "_MIN_AGE_MS", 0)
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://{s3_server.bucket}/freeze"
+
+    def log() -> set[str]:
+        listed = s3_client(s3_server).list_objects_v2(
+            Bucket=s3_server.bucket, Prefix="freeze/db/wal"
+        )
+        return {item["Key"] for item in listed["Contents"] if item["Size"]}
+
+    async with open_store(url, SETTINGS) as store:
+        await filled(store)
+        engine = (await store._supervisor.mounted()).mount.engine
+        await engine.collect()  # one that began before the freeze may still delete log files
+        await append(store, "s", b"needed")
+        async with freeze(open_admin(open_location(url))):
+            needed = log()
+            assert needed
+            await engine.flush()
+            await engine.collect()
+            assert needed <= log()
+        await append(store, "s", b"more")
+        await engine.flush()
+        await engine.collect()
+        assert not needed & log()
 
 
 async def test_a_freeze_ends_with_its_process(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ from streamfold.store.supervisor import FORMAT_VERSION
 logger = logging.getLogger(__name__)
 
 #: Attempts to copy a state whose files do not vanish meanwhile.
-_ATTEMPTS: Final = 5
+_ATTEMPTS: Final = 10
 #: Files that are copied at the same time, and bytes of each in memory.
 _COPIES: Final = 4
 PIECE: Final = 4 << 20
@@ -191,12 +191,19 @@ class _BackupRun:
 
     async def _copy_state(self, held: Freeze) -> BackupManifest:
         state = held.manifest
-        after = int(state.replay_after_wal_id)
-        log = await self.files.log_files(after)
+        log = await self.files.log_files(state.replay_after_wal_id)
         newest = await read_manifest(self.admin)
         if newest is None or newest.writer_epoch != state.writer_epoch:
-            raise _FileVanishedError("another server took the store over")
-        files = [file for _, file in log]
+            raise _FileVanishedError("another server took the store over: try again later")
+        if newest.replay_after_wal_id != state.replay_after_wal_id:
+            # A collection that began before the freeze may have deleted log files before the listing.
+            raise _FileVanishedError("the store's tables change too often: try again later")
+        if log.missing is not None:
+            raise DataCorruptError(
+                f"the store lacks the log file {log.missing}: run `streamfold check` to see what that "
+                "costs"
+            )
+        files = [*log.files]
         files += [await self.files.manifest(state.id), *await self.files.tables(state)]
         files += [file async for file in self.files.chunk_files(state.writer_epoch)]
         files += [file async for file in self.files.snapshots()]
@@ -209,7 +216,7 @@ class _BackupRun:
             store_format=self.store_format,
             slatedb_manifest=state.id,
             writer_epoch=state.writer_epoch,
-            last_log_file=log[-1][0] if log else 0,
+            last_log_file=log.last,
             files=entries,
         )
 

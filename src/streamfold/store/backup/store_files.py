@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from streamfold.blob import BlobMeta, BlobStore, LocalBlobStore, open_blob_store
-from streamfold.errors import DataCorruptError, InvalidError, NotFoundError
+from streamfold.errors import BlobNotFoundError, DataCorruptError, InvalidError, NotFoundError
 from streamfold.store.engine.location import (
     CHUNKS,
     DATABASE,
@@ -36,6 +36,17 @@ class StoreFile(NamedTuple):
     stamp: str
     #: Whether the store can do without it.
     optional: bool = False
+
+
+class LogFiles(NamedTuple):
+    """Log files without a gap."""
+
+    files: list[StoreFile]
+    #: The number of the last of them, and of the last that there is.
+    last: int
+    end: int
+    #: The number of a file that is missing before `end`; None if there is none.
+    missing: int | None
 
 
 def store_url(text: str) -> str:
@@ -83,8 +94,8 @@ class StoreFiles:
         area, _, key = name.partition("/")
         return self._areas[area], key
 
-    async def log_files(self, after: int) -> list[tuple[int, StoreFile]]:
-        """The log files after that number, without a gap.
+    async def log_files(self, after: int) -> LogFiles:
+        """The log files after that number.
 
         The end of the log grows meanwhile. A listing has every file that existed before it, so records
         that were acknowledged before are before the first number that it lacks.
@@ -93,10 +104,23 @@ class StoreFiles:
         async for meta in self.database.list(f"{LOG}/"):
             if (match := _LOG_FILE.fullmatch(meta.key)) and int(match[1]) > after:
                 files[int(match[1])] = _file(DATABASE, meta)
-        run: list[tuple[int, StoreFile]] = []
-        while (number := after + 1 + len(run)) in files:
-            run.append((number, files[number]))
-        return run
+        last = after
+        while last + 1 in files:
+            last += 1
+        missing = None
+        if (end := max(files, default=last)) > last and not await self._has_log_file(last + 1):
+            missing = last + 1
+        return LogFiles(
+            [files[number] for number in range(after + 1, last + 1)], last, end, missing
+        )
+
+    async def _has_log_file(self, number: int) -> bool:
+        """Whether a log file is there that a listing did not have: it came meanwhile."""
+        try:
+            await self.database.head(f"{LOG}/{number:020d}.sst")
+        except BlobNotFoundError:
+            return False
+        return True
 
     async def tables(self, manifest: Any) -> list[StoreFile]:
         """The tables that `manifest` names; DataCorruptError if one is missing."""

@@ -1,14 +1,17 @@
 """Keeps the files of a store in place while another process reads them: a check or a backup.
 
 A freeze is a SlateDB checkpoint with a name of its own. SlateDB keeps the tables of the manifest that
-the checkpoint pins. Everything else in a store is deleted by this package, and respects freezes itself:
+the checkpoint pins, and nothing else. So whatever deletes other files looks for freezes itself:
 
-- log files (`local_disk.py`; on object storage SlateDB's collector does it),
+- log files (`local_disk.py`; on object storage SlateDB's collector, which `slatedb.py` calls),
 - chunk files (`upkeep/clean_up.py`) and the blobs of snapshots (`catalog/snapshots.py`).
 
-Both delete a file only after the commit that makes it unnecessary is durable, and look for a freeze in
-between. So a freeze that they do not see begins after that commit, and the frozen state does not need
-the file. A freeze expires unless it is renewed: a process that is killed holds files for minutes.
+Each deletes a file only after what makes it unnecessary is durable, and looks for a freeze in between.
+So a freeze that it does not see begins later, and the frozen state does not need the file. The one
+exception is a collection by SlateDB that began before the freeze: it may delete log files that a newer
+manifest covers. Whoever needs them finds a newer manifest then, and starts again from that.
+
+A freeze expires unless it is renewed: a process that is killed holds files for minutes.
 """
 
 from __future__ import annotations

@@ -264,7 +264,8 @@ class SlateEngine(SlateRows):
 
     async def _collect(self) -> None:
         if self._disk is None:
-            await self._tables.collect(log=True)
+            # SlateDB keeps the tables of a checkpoint, but not the log files after its manifest.
+            await self._tables.collect(log=not await self.frozen())
         else:
             await self._disk.collect(self._admin, partial(self._tables.collect, log=False))
         self._disk_use = await self._tables.disk_use()

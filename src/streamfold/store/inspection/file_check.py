@@ -12,7 +12,7 @@ from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 from streamfold.blob import BlobMeta, BlobStore
 from streamfold.errors import BlobNotFoundError, DataCorruptError, StorageError
 from streamfold.store import keys
-from streamfold.store.backup.store_files import LOG, StoreFiles
+from streamfold.store.backup.store_files import LOG, LogFiles, StoreFiles
 from streamfold.store.engine.location import CHUNKS, DATABASE, SNAPSHOTS, Location
 from streamfold.store.engine.restore_point import MARKER, RestorePoint, read_restore_point
 from streamfold.store.engine.slatedb import open_admin, table_check, wal_reader
@@ -108,10 +108,9 @@ class DatabaseCheck:
     async def check_log(self, manifest: Any) -> bool:
         """Read every log file after `manifest`; False if one is damaged."""
         after = int(manifest.replay_after_wal_id)
-        files = await self._files.log_files(after)
-        self._report.counts.log_files = len(files)
-        last = files[-1][0] if files else after
-        damage = await self._first_damage(after, last)
+        log = await self._files.log_files(after)
+        self._report.counts.log_files = len(log.files)
+        damage = await self._first_damage(after, log)
         if damage is None:
             return True
         number, fault, end = damage
@@ -124,7 +123,7 @@ class DatabaseCheck:
         await self._name_lost(number, end, file)
         return False
 
-    async def _first_damage(self, after: int, last: int) -> tuple[int, str, int] | None:
+    async def _first_damage(self, after: int, log: LogFiles) -> tuple[int, str, int] | None:
         """Number and fault of the first damaged log file, and the number of the last file."""
         reader = wal_reader(self._location)
         folder = self._location.folder
@@ -136,17 +135,10 @@ class DatabaseCheck:
             )
             if damage is not None:
                 return damage.number, damage.fault, damage.last
-        fault = await first_unreadable(reader, after + 1, last)
+        fault = await first_unreadable(reader, after + 1, log.last)
         if fault is not None:
-            return *fault, last
-        # Files may have been added since, but none is skipped.
-        newer = [number for number, _ in await self._files.log_files(last)]
-        beyond = [
-            meta async for meta in self._files.database.list(f"{LOG}/") if _number(meta) > last
-        ]
-        if beyond and not newer:
-            return last + 1, "is missing", max(map(_number, beyond))
-        return None
+            return *fault, log.end
+        return None if log.missing is None else (log.missing, "is missing", log.end)
 
     async def _name_lost(self, first: int, last: int, file: str) -> None:
         """Name the records of these log files, as far as the files can be read."""
