@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from streamfold.store.engine.location import CHUNKS
 from streamfold.store.inspection.chunk_check import ChunkCheck
 from streamfold.store.inspection.report import Severity
 from streamfold.store.inspection.stream_index import StreamFacts, StreamIndex, describe
-from streamfold.store.log.chunk_files import missing
 from streamfold.store.read_only import ReaderEngine
 
 
@@ -27,8 +27,11 @@ class StreamCheck:
                 continue
             seq_nums = range(chunk.first_seq_num, chunk.last_seq_num + 1)
             self._chunks.note_gap(facts, seq_nums)
-            message = f"{describe(seq_nums)} of {facts.label} cannot be read: {missing(chunk)}"
-            file = f"chunks/{chunk.part.file}"
+            file = f"{CHUNKS}/{chunk.part.file}"
+            message = (
+                f"{describe(seq_nums)} of {facts.label} cannot be read: the file {file!r} is missing; "
+                "put it back from a backup"
+            )
             self._streams.find("chunk_file_missing", facts, message, seq_nums=seq_nums, file=file)
 
     def _needed(self, facts: StreamFacts, last_seq_num: int) -> bool:
