@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from streamfold.errors import StreamfoldError
@@ -18,6 +17,7 @@ from streamfold.store.catalog.snapshots import Publication
 from streamfold.testing.simulation.books import BASIN, RETENTION, Books
 from streamfold.testing.simulation.ledger import ProducerBook, StreamLedger, ViolationError
 from streamfold.testing.simulation.loop import chance
+from streamfold.wire.durable_streams.responses import SnapshotDigest
 
 StoreCall = Callable[[int], Awaitable[None]]
 
@@ -229,7 +229,15 @@ class StoreCalls:
             yield state
 
         new = Publication(
-            point, "a/b", pieces(), hashlib.blake2b(), None, False, None, trim=True, size=len(state)
+            point,
+            "a/b",
+            pieces(),
+            SnapshotDigest("a/b"),
+            None,
+            False,
+            None,
+            trim=True,
+            size=len(state),
         )
         try:
             await self._store.durable.publish(BASIN, ledger.name, new)
