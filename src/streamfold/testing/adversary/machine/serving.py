@@ -68,9 +68,18 @@ def _serve(arguments: dict[str, Any]) -> None:
 
 def _install_disk(root: str, boot: str, spare: str | None) -> None:
     """Stand between the server and its disk; with `spare`, note what is synced."""
+    # Before anything is imported: functions of Streamfold have `os.fsync` as a default value.
+    real_sync = os.fsync
+    syncs: list[Any] = [real_sync]
+
+    def sync_by_last(descriptor: int) -> None:
+        syncs[-1](descriptor)
+
+    setattr(os, "fsync", sync_by_last)  # noqa: B010 - of another type
     from streamfold.testing.adversary.machine.faulty_disk import DiskFault, FaultyDisk
 
     hostile = None
+    setattr(os, "fsync", real_sync)  # noqa: B010 - the disk puts its own in place of it
     if spare is not None:
         from streamfold.testing.hostile_disk import HostileDisk, Mood
 
@@ -79,9 +88,10 @@ def _install_disk(root: str, boot: str, spare: str | None) -> None:
         def sync(descriptor: int) -> None:
             hostile.sync(Path(f"/proc/self/fd/{descriptor}").readlink())
 
-        setattr(os, "fsync", sync)  # noqa: B010 - of another type
+        setattr(os, "fsync", sync)  # noqa: B010
     disk = FaultyDisk(Path(root))
     disk.install()
+    syncs.append(os.fsync)
 
     from streamfold.store.engine import local_disk
 
