@@ -24,7 +24,7 @@ from streamfold.testing.simulation.shrinking import shrink
 from streamfold.testing.simulation.storage import SimulatedStorage
 
 PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))
-SEEDS = range(1, 2001 if PROVE else 41)
+SEEDS = range(1, 2001 if PROVE else 31)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ _DIGESTS = """
 import logging
 logging.disable(logging.CRITICAL)
 from streamfold.testing.simulation import simulate
-print([(simulate(seed).digest, simulate(seed).steps) for seed in (3, 19, 20, 23)])
+print([(simulate(seed).digest, simulate(seed).steps) for seed in (3, 19)])
 """
 
 
@@ -78,7 +78,7 @@ def test_a_seed_is_the_same_run_in_another_process() -> None:
         for hash_seed in ("1", "2")
     ]
     assert outputs[0] == outputs[1]
-    assert len(outputs[0]) > 4 * 64
+    assert len(outputs[0]) > 2 * 64
 
 
 def find_violation(seeds: range = range(1, 200), *, faces: bool = False) -> str:

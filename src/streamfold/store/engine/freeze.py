@@ -1,7 +1,7 @@
 """Keeps the files of a store in place while another process reads them: a check or a backup.
 
 A freeze is a SlateDB checkpoint with a name of its own. SlateDB keeps the tables of the manifest that
-the checkpoint pins, and nothing else (upstream defect 22). So whatever deletes other files looks for
+the checkpoint pins, and nothing else (upstream defect 24). So whatever deletes other files looks for
 freezes itself:
 
 - log files (`local_disk.py`; on object storage SlateDB's collector, which `slatedb.py` calls),

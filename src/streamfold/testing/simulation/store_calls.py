@@ -228,16 +228,9 @@ class StoreCalls:
         async def pieces() -> AsyncIterator[bytes]:
             yield state
 
+        digest = SnapshotDigest("a/b")
         new = Publication(
-            point,
-            "a/b",
-            pieces(),
-            SnapshotDigest("a/b"),
-            None,
-            False,
-            None,
-            trim=True,
-            size=len(state),
+            point, "a/b", pieces(), digest, None, False, None, trim=True, size=len(state)
         )
         try:
             await self._store.durable.publish(BASIN, ledger.name, new)
