@@ -34,7 +34,7 @@ from streamfold.store.log.admission import AppendRequest, Unrecorded
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.log.stream_log import StreamLog
-from streamfold.store.read.reader import Reader
+from streamfold.store.read.reader import Reader, renew
 from streamfold.store.read.seek import apply_retention
 from streamfold.store.rows import ProducerRow
 from streamfold.store.supervisor import MountedStore, Supervisor
@@ -318,9 +318,7 @@ class DurableStreams:
         """A reader that starts at record `seq_num`, or at the tail."""
         async with self._using(basin, stream) as (mounted, log):
             log.check_key(key)
-            if log.renew(self.now()) and mounted.mount.committer.read_only is None:
-                # Otherwise a crash now could end the stream early.
-                await mounted.mount.committer.write_with(log)
+            await renew(mounted.mount, log)
             start = int(log.durable.seq_num) if seq_num is None else seq_num
             await apply_retention(mounted.mount, log)
             if start < log.readable_from:

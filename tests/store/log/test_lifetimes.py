@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from streamfold.errors import AlreadyExistsError, StreamNotFoundError
 from streamfold.model.records import Record
+from streamfold.store import ReadRequest, from_seq_num
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, EPOCH, Bench, Clock
 from tests.store.durable_streams import append, create, read
@@ -36,6 +38,30 @@ async def test_use_keeps_a_stream_alive_and_looking_does_not(
         await append(store, "s", b"late")
     with pytest.raises(StreamNotFoundError):
         await store.append(BASIN, "s", [Record(b"late")])
+
+
+async def read_as_s2(store: StreamStore) -> None:
+    await store.read(BASIN, "s", ReadRequest(from_seq_num(0)))
+
+
+async def follow_as_s2(store: StreamStore) -> None:
+    async with store.follow(BASIN, "s", ReadRequest(from_seq_num(0))) as reader:
+        await reader.next()
+
+
+@pytest.mark.parametrize("use", [read_as_s2, follow_as_s2])
+async def test_reads_by_seq_num_keep_a_stream_alive_also_after_a_restart(
+    bench: Bench, clock: Clock, use: Callable[[StreamStore], Awaitable[None]]
+) -> None:
+    async with bench.store() as store:
+        await store.create_basin(BASIN)
+        await create(store, "s", b"0", ttl=100)
+        for _ in range(2):
+            clock.pass_seconds(99)
+            await use(store)
+    async with bench.store() as store:
+        clock.pass_seconds(99)
+        assert not await gone(store)
 
 
 async def test_a_stream_that_is_never_used_ends_in_time(store: StreamStore, clock: Clock) -> None:

@@ -218,6 +218,13 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+async def renew(mount: Mount, log: StreamLog) -> None:
+    """Extend the lifetime of a stream that is read."""
+    if log.renew(mount.now()) and mount.committer.read_only is None:
+        # Otherwise a crash now could end the stream early.
+        await mount.committer.write_with(log)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenStream:
     """What a caller may do with a stream whose log it has a lease of."""
@@ -237,6 +244,7 @@ class OpenStream:
 
     async def read(self, request: ReadRequest, key: SealingKey | None = None) -> ReadBatch:
         """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
+        await renew(self.mount, self.log)
         batch = await read_once(self.mount, self.log, request, key)
         self.usage.record_read(self.log.basin, batch.metered)
         return batch
@@ -246,6 +254,7 @@ class OpenStream:
         self, request: ReadRequest, key: SealingKey | None = None
     ) -> AsyncIterator[Reader]:
         """A reader of the stored records and then of new ones, within the limits of `request`."""
+        await renew(self.mount, self.log)
         reader = await Reader.open(self.mount, self.log, request, key)
         self.usage.record_read_session(self.log.basin)
         reader.on_delivered = partial(self.usage.record_delivery, self.log.basin)
