@@ -32,6 +32,8 @@ from streamfold.testing.simulation.s2_calls import S2Calls
 ROOT_TOKEN = "simulated-root"  # noqa: S105 - of no real server
 #: Answers that a well-formed request with all rights never gets.
 _NEVER = frozenset((400, 401, 403, 405, 406, 408, 413, 415, 422, 501))
+#: Parts of paths whose requests need not renew the lifetime of a stream.
+_NO_USE = ("/tail", "/snapshot", "/bootstrap")
 #: Simulated seconds after which a request without an answer counts as forgotten.
 _PATIENCE = 300.0
 
@@ -158,7 +160,8 @@ class Faces:
         if exchange.ends_unseen:
             allowed |= {400}  # half of it could look like all of it
         self.judge(f"{method} {path}", answer.status, answer.code, ledger, allowed)
-        if ledger is not None and answer.status in (200, 204) and method in ("GET", "POST"):
+        uses = method in ("GET", "POST") and not any(part in path for part in _NO_USE)
+        if ledger is not None and answer.status in (200, 204) and uses:
             ledger.used = self.books.arrival(mark)
         return answer
 
