@@ -103,10 +103,29 @@ PROOFS: tuple[Proof, ...] = (
         short="--seed {seed} --rounds 2 --storage s3",
     ),
     Program(
-        "linearizability",
+        "linearizability-local",
         "streamfold.testing.linearizability",
-        long="run --seed {seed} --operations 1000000",
-        short="run --seed {seed}",
+        long="run --seed {seed} --operations 1000000 --streams 24 --stream-operations 200 --seconds 8",
+        short="run --seed {seed} --operations 1000 --stream-operations 100 --seconds 1",
+    ),
+    Program(
+        "linearizability-s3",
+        "streamfold.testing.linearizability",
+        long="run --seed {seed} --operations 30000 --stream-operations 200 --storage s3",
+        short="run --seed {seed} --operations 300 --streams 4 --stream-operations 50 --storage s3",
+    ),
+    # From a checkout of s2-verification: make install-go
+    Program(
+        "linearizability-both-judges",
+        "streamfold.testing.linearizability",
+        long="run --seed {seed} --operations 100000 --stream-operations 200 --porcupine 1",
+        short="run --seed {seed} --operations 1000 --stream-operations 100 --porcupine 1",
+        needs=("s2-porcupine",),
+    ),
+    ProofTests(
+        "porcupine",
+        "tests/testing/linearizability/prove_porcupine.py",
+        needs=("s2-porcupine",),
     ),
     Program(
         "hostile-input",

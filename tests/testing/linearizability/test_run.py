@@ -44,7 +44,7 @@ async def test_a_server_that_is_killed_and_stopped_is_linearizable(tmp_path: Pat
     assert "seed 5: no violation" in printed
     (line,) = (tmp_path / "report").read_text().splitlines()
     report = json.loads(line)
-    assert (report["proof"], report["violations"]) == ("linearizability, local", 0)
+    assert (report["proof"], report["violations"]) == ("linearizability-local", 0)
     figures = report["figures"]
     assert figures["operations"] > 600
     assert figures["acknowledged appends"] > 100

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import math
 import random
@@ -37,6 +36,7 @@ from streamfold.testing.linearizability.history import (
     write_history,
 )
 from streamfold.testing.linearizability.porcupine import Porcupine, SecondJudge
+from streamfold.testing.proof_report import ProofReport
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     run.add_argument("--folder", type=Path, help="kept afterwards; a temporary one by default")
     run.add_argument("--histories", type=Path, help="folder that keeps all histories, compressed")
     run.add_argument("--source", help="folder with another version of the package streamfold")
-    run.add_argument("--report", type=Path, help="append a line of JSON with the figures")
+    ProofReport.add_option(run)
     look = commands.add_parser("check", help="judge histories in the form of s2-verification")
     look.add_argument("histories", nargs="+", type=Path, metavar="HISTORY")
     for command in (run, look):
@@ -84,6 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
     storage: Storage = FlakyBucket() if arguments.storage == "s3" else LocalFolder(folder / "store")
     if arguments.histories is not None:
         arguments.histories.mkdir(parents=True, exist_ok=True)
+    reporter = ProofReport(f"linearizability-{arguments.storage}", arguments.report)
     started = time.monotonic()
 
     def progress(figures: RunFigures) -> None:
@@ -124,16 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     del figures["violations"]
     figures |= second.figures() if second is not None else {}
     seconds = time.monotonic() - started
-    if arguments.report is not None:
-        line = {
-            "proof": f"linearizability, {arguments.storage}",
-            "violations": len(violations),
-            "seconds": round(seconds, 1),
-            "figures": {"seed": seed, **figures},
-            "command": " ".join(["python -m streamfold.testing.linearizability", *sys.argv[1:]]),
-        }
-        with arguments.report.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    reporter.write(len(violations), figures)
     summary = ", ".join(f"{name} {value}" for name, value in figures.items())
     if violations:
         print(f"VIOLATION with seed {seed}, after {served:.0f} s: {summary}")
