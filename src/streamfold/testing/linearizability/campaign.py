@@ -86,6 +86,8 @@ class LinearizabilityRun:
         self._serving = asyncio.Event()
         self._restarted = asyncio.Condition()
         self._server: ServerProcess | None = None
+        #: The current server, and one that it is taking over from.
+        self._servers: list[ServerProcess] = []
         self._ledger = Ledger()
         self._open: set[StreamClients] = set()
         self._left = self.operations
@@ -113,9 +115,9 @@ class LinearizabilityRun:
             nowhere = OperationHistory("no stream")
             raise NotLinearizableError(nowhere, Contradiction(str(error))) from None
         finally:
-            if self._server is not None:
-                self._server.resume()
-                await self._server.kill()
+            for server in self._servers:
+                server.resume()
+                await server.kill()
             self._client.close()
         return self.figures
 
@@ -183,8 +185,7 @@ class LinearizabilityRun:
         """Let the clients work, hurt the server, and replace it."""
         dice = self.dice
         await asyncio.sleep(self.seconds * dice.uniform(0.1, 1))
-        disturbance = random.Random(dice.random())
-        async with self.storage.disturbed(disturbance, self._ledger, self._tell):
+        async with self.storage.disturbed(random.Random(dice.random()), self._ledger, self._tell):
             if dice.random() < 0.25:
                 await self._pause()
             if dice.random() < 0.2:
@@ -195,9 +196,9 @@ class LinearizabilityRun:
         await self._start()
 
     def _tell(self, order: dict[str, Any]) -> None:
-        """Pass a fault of local disk on to the server, in whose process it happens."""
-        if self._server is not None:
-            self._server.tell(order)
+        """Pass an order of the storage on to all servers that run."""
+        for server in self._servers:
+            server.tell(order)
 
     def _fault(self, text: str) -> None:
         for stream in self._open:
@@ -205,7 +206,7 @@ class LinearizabilityRun:
 
     async def _start(self, *, take_over: bool = False) -> None:
         """Start a server; requests go to it from now on."""
-        self._server = await ServerProcess.start(
+        server = await ServerProcess.start(
             self.storage.location,
             small_settings(self.dice),
             self.folder / "servers.log",
@@ -213,9 +214,11 @@ class LinearizabilityRun:
             take_over=take_over,
             disk=self.storage.disk(powered=False),
         )
+        self._server = server
+        self._servers.append(server)
         async with self._restarted:
             self._target.generation += 1
-            self._target.port = self._server.port
+            self._target.port = server.port
             self._restarted.notify_all()
         self._serving.set()
         self._fault(f"server {self._target.generation} serves")
@@ -231,6 +234,7 @@ class LinearizabilityRun:
         else:
             await server.stop()
             self.figures.stops += 1
+        self._servers.remove(server)
 
     async def _pause(self) -> None:
         assert self._server is not None
@@ -249,11 +253,11 @@ class LinearizabilityRun:
             await self._start(take_over=True)
         except StartFailedError as error:
             self._fault(f"server {generation} keeps the store: {error}")
-            self._server = former
             return
         self.figures.take_overs += 1
         await asyncio.sleep(self.seconds * self.dice.uniform(0, 0.3))
         await former.kill()
+        self._servers.remove(former)
 
 
 @contextmanager
