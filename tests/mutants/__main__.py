@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from streamfold.testing.proof_report import ProofReport
 from tests.mutants.mutation import StaleMutationError
 from tests.mutants.mutations import MUTATIONS
-from tests.mutants.results import caught, replace_table, report_line, text_table
+from tests.mutants.results import caught, replace_table, text_table
 from tests.mutants.trial import FormerSourcesError, Laboratory, Verdict
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all by default")
     parser.add_argument("--list", action="store_true", help="print the names and promises, and end")
-    parser.add_argument("--report", type=Path, help="append one line of JSON to this file")
+    ProofReport.add_option(parser)
     parser.add_argument("--page", type=Path, help="replace the table on this page")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in names]:
@@ -28,7 +28,7 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{mutation.name}: {mutation.promise}" for mutation in MUTATIONS))
         return 0
-    began = time.monotonic()
+    began, report = time.monotonic(), ProofReport("mutations", options.report)
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="streamfold-mutants-") as folder:
         laboratory = Laboratory(Path(folder))
@@ -46,10 +46,8 @@ def main() -> int:
     print(f"{caught(verdicts)} of {len(verdicts)} mutations were caught in {seconds:.0f} s")
     if options.page is not None:
         replace_table(options.page, verdicts)
-    if options.report is not None:
-        with options.report.open("a") as report:
-            command = shlex.join(["python", "-m", "tests.mutants", *sys.argv[1:]])
-            report.write(report_line(verdicts, seconds, command))
+    figures = {"mutations": len(verdicts), "caught": caught(verdicts)}
+    report.write(len(verdicts) - caught(verdicts), figures)
     return 0 if caught(verdicts) == len(verdicts) else 1
 
 

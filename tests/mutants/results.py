@@ -1,8 +1,7 @@
-"""The outcome of a run: a table, Markdown for the documentation, a line of JSON."""
+"""The outcome of a run: a table for people, and Markdown for the documentation."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,20 +40,6 @@ def replace_table(page: Path, verdicts: Sequence[Verdict]) -> None:
     while last < len(lines) and lines[last].startswith("|"):
         last += 1
     page.write_text("".join([*lines[:first], markdown_table(verdicts), *lines[last:]]))
-
-
-def report_line(verdicts: Sequence[Verdict], seconds: float, command: str) -> str:
-    """One line of JSON about the whole run, as every proof writes it."""
-    missed = len(verdicts) - caught(verdicts)
-    figures = {"mutations": len(verdicts), "caught": caught(verdicts)}
-    report = {
-        "proof": "mutations",
-        "violations": missed,
-        "seconds": round(seconds, 1),
-        "figures": figures,
-        "command": command,
-    }
-    return json.dumps(report) + "\n"
 
 
 def _cells(verdict: Verdict) -> tuple[str, str, str, str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutants.mutation import Check, Edit, Mutation, StaleMutationError
 from tests.mutants.mutations import MUTATIONS
-from tests.mutants.results import markdown_table, report_line, text_table
+from tests.mutants.results import markdown_table, text_table
 from tests.mutants.trial import ROOT, Laboratory, Verdict, apply_edits
 
 #: The checks of `make prove`, apart from those that need sources of former commits.
@@ -106,4 +106,3 @@ def test_results_tell_who_caught_what() -> None:
     assert caught.split() == ["plural", "Plurals.", "plurals", "7", "1"]
     assert missed.split() == ["plural", "Plurals.", "NOT", "CAUGHT", "-", "3"]
     assert "| plural | Plurals. | plurals | 7 | 1 |\n" in markdown_table(verdicts)
-    assert '"violations": 1' in report_line(verdicts, 4.2, "python -m tests.mutants")
