@@ -96,7 +96,7 @@ def _add(figures: Counter[str], report: SimulationReport, *, trace: bool) -> Non
     for name, shown in _FIGURES.items():
         figures[shown] += getattr(report, name)
     for kind, count in report.faults.items():
-        figures[f"faults: {kind}"] += count
+        figures[kind] += count
 
 
 def _tell(plan: Plan, violation: str, seconds: float, options: argparse.Namespace) -> None:
