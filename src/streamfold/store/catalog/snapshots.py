@@ -55,7 +55,7 @@ _FOLDER = re.compile(r"([0-9a-f]{16})/")
 
 
 class Digest(Protocol):
-    """Identifies snapshots by their content."""
+    """Identifies snapshots by their content; the server verifies reads by its `SnapshotDigest`."""
 
     def update(self, data: bytes) -> None: ...
     def hexdigest(self) -> str: ...
