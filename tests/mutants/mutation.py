@@ -85,7 +85,7 @@ class Mutation:
     former: Former | None = None
 
 
-def simulation(seeds: int = 40) -> Check:
+def simulation(seeds: int = 400) -> Check:
     """Random programs on simulated storage, in one process."""
     arguments = ("-m", "streamfold.testing.simulation", "--first", "1", "--seeds", str(seeds))
     return Check("simulation", arguments)

@@ -17,7 +17,7 @@ from tests.mutants.mutation import (
 _LOST = (
     r"tail went back|is missing from a read|was acknowledged for|is lost|its tail had reached"
     r"|the tail of .* was \d+|acknowledged records are lost|missing from storage"
-    r"|was record \d+ of append|ended before append"
+    r"|was record \d+ of append|ended before append|answered with 500 storage, unexplained"
 )
 
 _APPENDS = (
@@ -129,7 +129,7 @@ _APPENDS = (
             "        return producer.seq < known.seq\n",
         ),
         simulation(),
-        r"is stored twice",
+        r"is stored twice|was acknowledged at \d+ and is at",
     ),
     Mutation(
         "forget-producers",
@@ -173,7 +173,7 @@ _READS = (
             Edit("store/log/committer.py", "            self._on_durable(commit.shares)\n", ""),
         ),
         simulation(),
-        r"tail went back|is now|was acknowledged|missing from storage",
+        _LOST,
     ),
     Mutation(
         "follower-skips",
