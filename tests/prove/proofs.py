@@ -93,7 +93,7 @@ PROOFS: tuple[Proof, ...] = (
     Program(
         "adversary-local",
         "streamfold.testing.adversary",
-        long="--seed {seed} --rounds 150",
+        long="--seed {seed} --rounds 1 --ends 1000 --acks 3000000 --seconds 1",
         short="--seed {seed} --rounds 3",
     ),
     Program(
@@ -127,6 +127,7 @@ PROOFS: tuple[Proof, ...] = (
         "tests/testing/linearizability/prove_porcupine.py",
         needs=("s2-porcupine",),
     ),
+    Program("mutations", "tests.mutants", long="", short="skip-fence drop-trim"),
     Program(
         "hostile-input",
         "tests.hostile",
