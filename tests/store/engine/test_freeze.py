@@ -97,7 +97,7 @@ async def test_log_files_stay_while_frozen(tmp_path: Path) -> None:
 async def test_log_files_in_a_bucket_stay_while_frozen(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SlateDB's collector would delete them, although a checkpoint needs them (upstream defect 22)."""
+    """SlateDB's collector would delete them, although a checkpoint needs them (upstream defect 24)."""
     monkeypatch.setattr(slatedb_tables, "_MIN_AGE_MS", 0)
     for name, value in s3_server.environment().items():
         monkeypatch.setenv(name, value)
