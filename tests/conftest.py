@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ settings.load_profile("tests")
 
 # Node.js, Go, Chromium and curl are those of the environment, see tests/tools: the same everywhere.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+# What tests start must end with its terminal, also where `nohup` started the tests.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).parent
 #: Tests that stay together: those with the fixture `spark` share a session, which takes long to start

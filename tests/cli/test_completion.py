@@ -39,7 +39,7 @@ def _names(shell: Shell, *words: str) -> list[str]:
 
 def test_verbs_options_and_contexts_are_completed(shell: Shell, tmp_path: Path) -> None:
     user = Shell({"STREAMFOLD_CONFIG": str(tmp_path / "config.toml")})
-    assert _completed(user, "check") == ["check-tail"]
+    assert _completed(user, "check") == ["check", "check-tail"]
     assert _completed(user, "config", "u") == ["unset", "use"]
     assert "--retention-policy" in _completed(user, "create-stream", "--r")
     user.ok("config", "set", "endpoint", "http://127.0.0.1:1", "--context", "prod")
@@ -74,7 +74,7 @@ def test_the_tab_key_completes_a_verb_in_bash(shell: Shell) -> None:
 
 def help_by_tab(shell: Shell, command: list[str], set_up: str) -> str:
     """What a shell at a terminal shows for a verb that the Tab key completes."""
-    return _typed(shell, command, f"{set_up}\nstreamfold check\t--help\nexit\n")
+    return _typed(shell, command, f"{set_up}\nstreamfold check-\t--help\nexit\n")
 
 
 def user_environment(shell: Shell) -> dict[str, str]:

@@ -20,7 +20,7 @@ from tests.server.durable_streams.test_snapshot_size import (
     LIMIT,
     MIB,
     Peak,
-    large_server,
+    serving_from,
 )
 
 STREAM = "/v1/stream/parted"
@@ -259,16 +259,16 @@ async def test_a_snapshot_above_128_mib_is_never_in_memory_as_a_whole(tmp_path: 
     count, piece = 5, 27 * MIB
     assert count * piece > LIMIT
     bodies = [bytes([number]) * piece for number in range(count)]
-    with large_server(tmp_path) as (url, pid):
-        async with httpx.AsyncClient(base_url=url, timeout=60) as web:
+    with serving_from(tmp_path) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as web:
             await web.put(STREAM, headers=JSON, content=b"[1,2,3]")
             await web.put(f"{STREAM}/snapshot/1", content=bytes(MIB))  # buffers are there now
-            with Peak(pid) as peak:
+            with Peak(server.pid) as peak:
                 parts = [await stage(web, body) for body in bodies]
                 published = await commit(web, parts, digest_of(*bodies))
             assert published.status_code == 204, published.text
             assert peak.growth < GROWTH_MAX, peak.growth
-            with Peak(pid) as peak:
+            with Peak(server.pid) as peak:
                 for path in ("snapshot/2", "bootstrap"):
                     digest = SnapshotDigest("application/octet-stream")
                     size = 0

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,12 @@ class LargeServer:
 
 @pytest.fixture(scope="module")
 def large_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LargeServer]:
-    folder = tmp_path_factory.mktemp("large")
+    with serving_from(tmp_path_factory.mktemp("large")) as server:
+        yield server
+
+
+@contextmanager
+def serving_from(folder: Path) -> Iterator[LargeServer]:
     before = {child.pid for child in psutil.Process().children()}
     options = ("--host", "127.0.0.1", "--no-access-log", "--local-root", str(folder))
     with serving(*options) as exports:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slatedb.uniffi._slatedb_uniffi.slatedb import Error
 
-from streamfold.errors import StorageError
+from streamfold.errors import StoreRecoveringError
 from streamfold.store.engine import slatedb_binding, slatedb_reads, slatedb_rows, write_kernel
 from streamfold.store.engine.engine import Op, Row, commit_rows
 from streamfold.store.engine.location import open_location
@@ -177,10 +177,10 @@ async def test_reads_that_are_cancelled_leave_nothing_behind_and_later_ones_answ
         await engine.close()
 
 
-async def test_a_read_of_a_closed_database_is_a_storage_error() -> None:
+async def test_a_read_of_a_closed_database_may_be_repeated() -> None:
     engine = await SlateEngine.open(open_location("memory:"))
     await engine.close()
-    with pytest.raises(StorageError):
+    with pytest.raises(StoreRecoveringError):
         await engine.get(b"key")
-    with pytest.raises(StorageError):
+    with pytest.raises(StoreRecoveringError):
         await engine.get_many([b"key", b"other"])

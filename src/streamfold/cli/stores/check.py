@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.cli.output import Output
@@ -47,6 +46,8 @@ async def check(output: Output, store: str) -> None:
 
 
 def report_shape(report: CheckReport) -> dict[str, object]:
+    import msgspec
+
     return {
         "store": report.store,
         "sound": report.sound,
