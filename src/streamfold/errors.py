@@ -59,13 +59,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
-
-import msgspec
-
-#: What msgspec raises for bytes that it cannot decode: errors of its own, and Python's for text that is
-#: not UTF-8 and for deep nesting.
-UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+from typing import Any, ClassVar
 
 
 class StreamfoldError(Exception):

@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from streamfold.errors import UNDECODABLE, InvalidError
+from streamfold.errors import InvalidError
 from streamfold.model import configs as model
 from streamfold.model.configs import Cipher, Retention, StorageClass, TimestampMode
 from streamfold.model.names import parse_basin_name, parse_stream_name
 from streamfold.model.units import parse_seconds
+from streamfold.undecodable import UNDECODABLE
 
 
 class _Timestamping(Struct, forbid_unknown_fields=True):

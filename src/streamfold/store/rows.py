@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from streamfold.errors import UNDECODABLE, DataCorruptError
+from streamfold.errors import DataCorruptError
 from streamfold.model.access_tokens import AccessToken
 from streamfold.model.configs import BasinConfig, Cipher, StreamConfig
 from streamfold.model.positions import STREAM_START, SeqNum, StreamPosition, Timestamp
 from streamfold.model.resources import StreamTraits
+from streamfold.undecodable import UNDECODABLE
 
 
 class FormatRow(msgspec.Struct, frozen=True):

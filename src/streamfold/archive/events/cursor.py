@@ -23,13 +23,13 @@ from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.archive.manifest.positions import format_time
 from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import (
-    UNDECODABLE,
     BlobExistsError,
     BlobNotFoundError,
     ConflictError,
     DataCorruptError,
     InvalidError,
 )
+from streamfold.undecodable import UNDECODABLE
 
 CURSOR_VERSION = 1
 #: Folder of the cursors; collection never looks into it.

@@ -12,7 +12,8 @@ from typing import Literal
 import msgspec
 
 from streamfold.archive.manifest.model import Artifact, Manifest
-from streamfold.errors import UNDECODABLE, MalformedError
+from streamfold.errors import MalformedError
+from streamfold.undecodable import UNDECODABLE
 
 #: Hex digits of an event id: 128 bits, and within what every service takes for deduplication.
 ID_DIGITS = 32

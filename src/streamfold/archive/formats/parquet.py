@@ -29,7 +29,8 @@ from streamfold.archive.formats.admission import (
 from streamfold.archive.formats.conforming import cast_batch
 from streamfold.archive.formats.format import BATCH_BYTES_MAX, BATCH_ROWS_MAX, Format, FormatType
 from streamfold.archive.schema import TableSchema, is_decimal
-from streamfold.errors import UNDECODABLE, InvalidError
+from streamfold.errors import InvalidError
+from streamfold.undecodable import UNDECODABLE
 
 #: Rows and bytes of values in a row group: what a writer holds, and what a reader can skip by
 #: statistics.

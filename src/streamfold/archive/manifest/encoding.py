@@ -34,7 +34,8 @@ from streamfold.archive.manifest.model import (
     check_manifest,
 )
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.errors import UNDECODABLE, InvalidError
+from streamfold.errors import InvalidError
+from streamfold.undecodable import UNDECODABLE
 
 E = TypeVar("E", bound=Entry)
 

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
-from streamfold.errors import UNDECODABLE
 from streamfold.follow.encoding.codecs import Codec, decode_state
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
+from streamfold.undecodable import UNDECODABLE
 
 S = TypeVar("S")
 

@@ -35,10 +35,11 @@ from typing import Final
 
 import msgspec
 
-from streamfold.errors import UNDECODABLE, InvalidError
+from streamfold.errors import InvalidError
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 from streamfold.model.records import Header, Record
+from streamfold.undecodable import UNDECODABLE
 
 VERSION = 1
 

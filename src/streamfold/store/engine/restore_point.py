@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from streamfold.errors import UNDECODABLE, DataCorruptError
+from streamfold.errors import DataCorruptError
+from streamfold.undecodable import UNDECODABLE
 
 MARKER: Final = "restore-point"
 #: Log files that earlier builds, which note no number, may have written without a sync: two of commits,

@@ -60,7 +60,7 @@ from streamfold.archive.formats.published_keys import (
     published_key_text,
 )
 from streamfold.archive.schema import TableSchema
-from streamfold.errors import UNDECODABLE
+from streamfold.undecodable import UNDECODABLE
 
 #: Bytes of a line that Laredo's reader does not take any more.
 PUBLISHED_LINE_MAX = 16 << 20

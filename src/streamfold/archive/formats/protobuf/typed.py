@@ -45,8 +45,9 @@ from streamfold.archive.formats.protobuf.frames import (
     write_frame,
 )
 from streamfold.archive.schema import TableSchema, is_decimal
-from streamfold.errors import UNDECODABLE, InvalidError, MalformedError
+from streamfold.errors import InvalidError, MalformedError
 from streamfold.records.protobuf import DELIMITED, VARINT, delimited, fields, varint
+from streamfold.undecodable import UNDECODABLE
 
 VALIDITY, BOOLS, INTS, LONGS, UINTS, ULONGS, FLOATS, DOUBLES, DATA, LENGTHS, CHILDREN = range(1, 12)
 

@@ -15,10 +15,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from streamfold.errors import UNDECODABLE, DataCorruptError
+from streamfold.errors import DataCorruptError
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.leases import Link, Subscription
 from streamfold.store.catalog.documents import DocumentChange, Documents
+from streamfold.undecodable import UNDECODABLE
 
 logger = logging.getLogger(__name__)
 
