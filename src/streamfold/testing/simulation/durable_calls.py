@@ -77,10 +77,16 @@ class DurableCalls:
     def _path(self, ledger: StreamLedger, rest: str = "") -> str:
         return f"/{BASIN}/{ledger.name}{rest}"
 
-    async def create(self, number: int, name: str | None = None) -> None:
-        """Create a stream, with its first content or without."""
+    async def create(self, number: int, former: StreamLedger | None = None) -> None:
+        """Create a stream, with its first content or without; in place of a former one, if given.
+
+        It has the content type of that one: requests that were made for it may arrive here.
+        """
         books, random = self._books, chance()
-        ledger = StreamLedger(name or books.new_name(), json=random.random() < 0.6)
+        name, json = books.new_name(), random.random() < 0.6
+        if former is not None:
+            name, json = former.name, former.json
+        ledger = StreamLedger(name, json=json)
         bodies = books.bodies(number, ledger, 1) if random.random() < 0.3 else []
         mark = books.mark()
         headers = {"content-type": _content_type(ledger)}
@@ -324,7 +330,7 @@ class DurableCalls:
             return
         books.note(f"ds delete {ledger.name} -> {answer}")
         if answer.status == 204:
-            await self.create(number, ledger.name if chance().random() < 0.5 else None)
+            await self.create(number, ledger if chance().random() < 0.5 else None)
 
     async def _fork(self, number: int) -> None:
         books = self._books
