@@ -262,8 +262,8 @@ _DELETIONS = (
         "Retention removes only records that are old enough.",
         change(
             "store/read/seek.py",
-            "log.expire(Expiry(limit, max(first, chunk.first_seq_num), chunk.arrived_at))",
-            "log.expire(Expiry(limit, chunk.last_seq_num + 1, chunk.arrived_at))",
+            "Expiry(limit, max(first, chunk.first_seq_num), chunk.arrived_at, starts, arrivals)",
+            "Expiry(limit, chunk.last_seq_num + 1, chunk.arrived_at, starts, arrivals)",
         ),
         simulation(),
         r"is missing",

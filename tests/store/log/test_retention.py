@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from bisect import bisect_left
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,6 +18,7 @@ from tests.store.catalog.test_snapshots import publication
 from tests.store.conftest import BASIN, Bench, Clock, bodies
 from tests.store.durable_streams import append, create, fork_of, read
 from tests.store.log.test_trim_grace import next_seq_nums
+from tests.store.many_streams import watch
 
 HOUR = StreamConfigLayer(retention=3600)
 
@@ -71,6 +74,42 @@ async def test_a_record_of_exactly_the_age_is_returned(store: StreamStore, clock
     assert await first_of(store, ReadRequest(from_seq_num(0))) == 0
     clock.now += 1
     assert await first_of(store, ReadRequest(from_seq_num(0))) == -1
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_busy_stream_forgets_one_record_after_the_other(
+    store: StreamStore, clock: Clock, seed: int
+) -> None:
+    """More of them than are looked up together, with pauses between their arrivals."""
+    dice, arrivals = random.Random(seed), []
+    for _ in range(700):
+        clock.now += dice.choice([0, 1, 5, 1000])
+        arrivals.append(clock.now)
+        await store.append(BASIN, "hour", bodies("x"))
+    clock.now = arrivals[0] + 3600_000
+    while clock.now <= arrivals[-1] + 3600_000:
+        young = bisect_left(arrivals, clock.now - 3600_000)
+        assert await first_of(store, ReadRequest(from_seq_num(0), count=1)) == young, seed
+        clock.now += dice.choice([1, 1, 7, 500, 20_000])
+    assert await first_of(store, ReadRequest(from_seq_num(0), count=1)) == -1
+
+
+async def test_a_reader_of_a_busy_stream_looks_up_each_chunk_about_once(
+    bench: Bench, clock: Clock
+) -> None:
+    async with bench.store(StoreSettings(upkeep_interval=1e6)) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, "hour", HOUR)
+        for _ in range(400):
+            clock.pass_seconds(1)
+            await store.append(BASIN, "hour", bodies("x"))
+        clock.pass_seconds(3600 - 400)
+        watched = watch(bench)
+        for _ in range(390):
+            clock.pass_seconds(1)
+            reads = [first_of(store, ReadRequest(from_tail(1))) for _ in range(5)]
+            assert await asyncio.gather(*reads) == [399] * 5
+    assert watched.chunks < 5 * 2 * 400  # five readers; a search for each chunk reads 18,915
 
 
 async def test_a_follower_that_catches_up_late_gets_only_what_is_young_enough(

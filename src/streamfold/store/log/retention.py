@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -67,10 +69,14 @@ def age_limit(config: StreamConfig) -> int | None:
     return None if config.retention == INFINITE else int(config.retention) * 1000
 
 
+_NONE: Final = array("q")
+
+
 class Expiry(msgspec.Struct, frozen=True, gc=False):
     """The latest known age boundary of a stream's records.
 
-    It stays valid until the first record above it is too old itself, so most reads look nothing up.
+    It stays valid until the first record above it is too old itself, and tells the next ones from the
+    chunks that are known, so most reads look nothing up.
     """
 
     #: The age limit that this boundary was computed for.
@@ -79,6 +85,18 @@ class Expiry(msgspec.Struct, frozen=True, gc=False):
     seq_num: int
     #: No record from `seq_num` on arrived before this; ms since the Unix epoch.
     oldest: int
+    #: The first records and the arrivals of stored chunks, in order and without a gap.
+    starts: array[int] = _NONE
+    arrivals: array[int] = _NONE
+
+    def moved(self, horizon: int) -> Expiry | None:
+        """The boundary of records that arrived before `horizon`; None if no known chunk tells."""
+        index = bisect_left(self.arrivals, horizon)
+        if index == len(self.arrivals):
+            return None
+        return msgspec.structs.replace(
+            self, seq_num=max(self.seq_num, self.starts[index]), oldest=self.arrivals[index]
+        )
 
     def holds_until(self, limit: int | None) -> float:
         """The last time (ms) at which this boundary is valid for `limit`."""

@@ -174,10 +174,19 @@ class StreamLog:
         """The first record that is kept: readers may get some before it, but not for long."""
         return max(self.trims.durable, self._expired)
 
-    @property
-    def retention_due(self) -> bool:
-        """Whether records may have become too old since the last `expire`."""
-        return self._now() > self._expiry_holds_until
+    def hide_expired(self) -> bool:
+        """Hide what has become too old; False if only storage tells what (`apply_retention`)."""
+        now = self._now()
+        return now <= self._expiry_holds_until or self._move_expiry(now)
+
+    def _move_expiry(self, now: int) -> bool:
+        limit = self.age_limit
+        if limit is None or limit != self._expiry.limit:
+            return False
+        moved = self._expiry.moved(now - limit)
+        if moved is not None:
+            self.expire(moved)
+        return moved is not None
 
     def replace_row(self, row: StreamRow) -> None:
         """Apply a changed row, which is durable, or is committed next."""

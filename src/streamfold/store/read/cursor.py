@@ -140,7 +140,7 @@ class Cursor:
         tail = log.durable
         if seq_num >= tail.seq_num or self._ahead or not self._unlimited:
             return None
-        if seq_num < log.readable_from or log.retention_due:
+        if not log.hide_expired() or seq_num < log.readable_from:
             return None
         batch = self._mount.recent.to_tail(log.id, seq_num, tail)
         if batch is not None:
@@ -228,7 +228,7 @@ class Cursor:
     async def _next_chunk(self) -> Chunk | None:
         while True:
             self._log.check_alive()
-            if self._log.retention_due:
+            if not self._log.hide_expired():
                 await apply_retention(self._mount, self._log)
             self.seq_num = max(self.seq_num, self._log.readable_from)
             while self._ahead and self._end_of(self._ahead[0]) <= self.seq_num:

@@ -7,7 +7,9 @@ log2(records) seeks, and no second index to write.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
 from streamfold.errors import BlobNotFoundError, DataCorruptError, InvalidError
@@ -26,6 +28,9 @@ from streamfold.store.rows import Segment, StreamRow
 
 #: Streams whose records a fork may have, beside its own: rows, memory and reads grow with them.
 FORK_DEPTH_MAX = 64
+#: Chunks whose arrivals are looked up together, because they will be too old one after the other: in a
+#: busy stream that is every few milliseconds, and a search of its own for each would take all time.
+_CHUNKS_AHEAD = 256
 #: The newest chunks of a stream that are found behind a damaged block: each takes a read of its own.
 BEHIND_DAMAGE_MAX = 10_000
 
@@ -136,15 +141,16 @@ async def _seek_timestamp(
 
 async def apply_retention(mount: Mount, log: StreamLog) -> None:
     """Move `log.readable_from` past every record that is too old now."""
-    limit = log.age_limit
-    if limit is None or not log.retention_due:
+    if log.hide_expired():
         return
-    now = mount.now()
+    limit, now = log.age_limit, mount.now()
+    if limit is None:
+        return
     horizon = now - limit
     if log.arrived_at < horizon:
         log.expire(Expiry(limit, int(log.durable.seq_num), now))
         return
-    first, tail = log.trims.effective, int(log.durable.seq_num)
+    first, tail = log.readable_from, int(log.durable.seq_num)
     chunk = await _first_chunk(
         log,
         range(first, tail),
@@ -153,8 +159,34 @@ async def apply_retention(mount: Mount, log: StreamLog) -> None:
     )
     if chunk is None:
         log.expire(Expiry(limit, tail, now))  # not beyond: what came meanwhile is new
-    else:
-        log.expire(Expiry(limit, max(first, chunk.first_seq_num), chunk.arrived_at))
+        return
+    if log.hide_expired():
+        return  # another reader has looked ahead meanwhile
+    starts, arrivals = await _chunks_ahead(mount, log, chunk.first_seq_num, tail)
+    log.expire(Expiry(limit, max(first, chunk.first_seq_num), chunk.arrived_at, starts, arrivals))
+
+
+async def _chunks_ahead(
+    mount: Mount, log: StreamLog, seq_num: int, tail: int
+) -> tuple[array[int], array[int]]:
+    """The first records and the arrivals of chunks from `seq_num` on: as many as one page has."""
+    starts, arrivals = array("q"), array("q")
+    segment = segment_of(log.row, seq_num)
+    end = tail if segment is None else min(tail, segment.end)
+    scan = mount.engine.scan(*span_from(log.row, seq_num), first=_CHUNKS_AHEAD)
+    async with aclosing(scan) as pages:
+        try:
+            async for page in pages:
+                for _, value in page:
+                    chunk = chunks.decode(value)
+                    if chunk.last_seq_num >= end:
+                        break
+                    starts.append(chunk.first_seq_num)
+                    arrivals.append(chunk.arrived_at)
+                break
+        except TableDamagedError:
+            pass  # the next search meets it, and knows what to do
+    return starts, arrivals
 
 
 async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
