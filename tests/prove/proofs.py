@@ -93,7 +93,7 @@ PROOFS: tuple[Proof, ...] = (
     Program(
         "adversary-local",
         "streamfold.testing.adversary",
-        long="--seed {seed} --rounds 1 --ends 1000 --acks 3000000 --seconds 1",
+        long="--seed {seed} --rounds 1 --ends 1000 --acks 3000000 --seconds 0.4",
         short="--seed {seed} --rounds 3",
     ),
     Program(
@@ -105,7 +105,7 @@ PROOFS: tuple[Proof, ...] = (
     Program(
         "linearizability-local",
         "streamfold.testing.linearizability",
-        long="run --seed {seed} --operations 1000000 --streams 24 --stream-operations 200 --seconds 8",
+        long="run --seed {seed} --operations 1010000 --streams 24 --stream-operations 200 --seconds 8",
         short="run --seed {seed} --operations 1000 --stream-operations 100 --seconds 1",
     ),
     Program(

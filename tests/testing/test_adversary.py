@@ -25,8 +25,9 @@ from streamfold.testing.adversary import (
     Program,
 )
 from streamfold.testing.adversary.client import Client, Target
+from streamfold.testing.adversary.comparison import Comparison
 from streamfold.testing.adversary.ledger import Life, Outcome, StreamHistory
-from streamfold.testing.adversary.reading import stream_headers
+from streamfold.testing.adversary.reading import Contents, stream_headers
 from streamfold.testing.adversary.report import script
 from streamfold.testing.adversary.servers import ServerProcess
 from streamfold.testing.adversary.shrinking import Shrinker, attack
@@ -193,6 +194,46 @@ async def test_a_stream_that_is_deleted_or_replaced_is_a_violation(tmp_path: Pat
         await asyncio.sleep(0.002)  # creation times are in milliseconds
         await books.sneak("POST", "/v1/streams", {"stream": "stream"})
         assert "is another stream now" in await books.violation()
+
+
+def account(ledger: Ledger, life: Life, first: int, tail: int) -> None:
+    """Account for a stream of which a reader gets no record from `first` on."""
+    contents = Contents([], first, tail)
+    comparison = Comparison(ledger, life, contents, 1, ledger.clock.wall_ms())
+    comparison.check_appends()
+    comparison.check_start([])
+    comparison.conclude()
+
+
+def lived(ledger: Ledger, age: int | None) -> tuple[StreamHistory, Life]:
+    history = StreamHistory("basin", "stream", False, age, True, ledger.clock)
+    return history, history.be_born(ledger.clock.advance(), ledger.clock.wall_ms())
+
+
+def test_records_may_be_young_again_after_the_clock_went_back_and_not_otherwise() -> None:
+    ledger = Ledger()
+    history, life = lived(ledger, age=3)
+    append = ledger.begin(history, 1, 1, 10)
+    ledger.end(append, Outcome.KEPT, 0, "")
+    ledger.clock.ahead_ms = 7_200_000
+    account(ledger, life, 1, 1)
+    with pytest.raises(BrokenPromiseError, match="begins at 0 again, and was trimmed to 1"):
+        account(ledger, life, 0, 1)
+    ledger.clock.ahead_ms = 0
+    account(ledger, life, 0, 1)
+
+
+def test_a_trim_is_remembered_when_its_append_is_forgotten() -> None:
+    ledger = Ledger()
+    history, life = lived(ledger, age=None)
+    append = ledger.begin(history, 1, 5, 0)
+    append.trim = 377
+    history.changes += 1  # a deletion meanwhile: nobody knows which life it belongs to
+    ledger.end(append, Outcome.KEPT, 0, "")
+    account(ledger, life, 6, 6)
+    history.forget({life}, ledger.appends)
+    assert not history.appends
+    account(ledger, life, 6, 6)
 
 
 async def test_a_program_has_smaller_ones_and_survives_a_file(tmp_path: Path) -> None:

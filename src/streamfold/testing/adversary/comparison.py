@@ -203,6 +203,7 @@ class Comparison:
         """Positions to which this life may have been trimmed, and whether a snapshot did it."""
         points = []
         for life in self.life.ancestors():
+            points.append((life.trimmed, False))
             for append in life.history.appends:
                 possible = append.outcome not in (Outcome.REFUSED, Outcome.ABSENT)
                 if append.trim is not None and possible and append.life in (None, life):
@@ -217,7 +218,7 @@ class Comparison:
         """Trimmed and expired records stay away; what a snapshot trimmed, a snapshot covers."""
         life, first = self.life, self.contents.first
         history = life.history
-        due = [life.first]
+        due = [self._known_first()]
         for append in history.appends:
             effective = append.life is life and append.outcome in CERTAIN
             if append.trim is not None and effective and append.generation < self.generation:
@@ -253,5 +254,11 @@ class Comparison:
 
     def conclude(self) -> None:
         """From now on the stream never begins earlier or ends before this."""
-        self.life.first = max(self.life.first, self.contents.first)
+        self.life.first = max(self._known_first(), self.contents.first)
+        self.life.first_ms = 0 if self.life.history.age is None else self.began_ms
         self.life.tail = max(self.life.tail, self.contents.tail)
+        self.life.trimmed = max(point for point, by_snapshot in self._trims() if not by_snapshot)
+
+    def _known_first(self) -> int:
+        """The first record as last read; 0 if age set it and the clock has gone back since."""
+        return self.life.first if self.began_ms >= self.life.first_ms else 0

@@ -175,6 +175,10 @@ class Life:
     #: No tail is ever below this, no first record ever before that.
     tail: int = 0
     first: int = 0
+    #: The server's clock when age may have set `first`: an earlier clock makes records young again.
+    first_ms: int = 0
+    #: Where trim commands may have trimmed it to at the last accounting, which may be forgotten since.
+    trimmed: int = 0
     #: What readers got, by seq_num: (append, index).
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
     snapshots: list[Publication] = field(default_factory=list)
@@ -264,6 +268,7 @@ class StreamHistory:
         life = Life(self, self.births, tick, born_ms, source)
         if source is not None:
             life.tail, life.first = source[1], min(source[0].first, source[1])
+            life.first_ms = source[0].first_ms
         self.lives.append(life)
         self.existence = Existence.ALIVE
         return life

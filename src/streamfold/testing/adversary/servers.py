@@ -23,6 +23,8 @@ _SERVING = Path(__file__).parent / "machine" / "serving.py"
 _START, _STOP = 120.0, 60.0
 
 
+#: The statuses of a server whose disk failed: its own, and that of a stop while it ends anyway.
+_FAILED = (1, -signal.SIGTERM)
 #: The status of a server that lost its store to another.
 _REPLACED = 8
 
@@ -150,7 +152,7 @@ class ServerProcess:
         except TimeoutError:
             await self.kill()
             raise BrokenPromiseError(None, f"a server does not stop: see {self.log}") from None
-        if status not in (0, _REPLACED) and not (status == 1 and self.device_failed):
+        if status not in (0, _REPLACED) and not (status in _FAILED and self.device_failed):
             raise BrokenPromiseError(None, f"a server stops with status {status}: see {self.log}")
 
     def pause(self) -> None:
