@@ -71,6 +71,13 @@ _WRITTEN: Final[dict[str, Schema]] = {
         tail=_POSITION,
     ),
     "Tail": _object("tail", tail=_POSITION),
+    "TailsInput": _object("streams", streams=_array({"type": "string"})),
+    "Tails": _object(
+        "tails",
+        tails=_array(
+            _object("stream", stream="string", tail=_POSITION, status="integer", error=_ref("Error"))
+        ),
+    ),
     "CreateStream": _object("stream", stream="string", config=_ref("StreamConfig")),
     "CreateBasin": _object("basin", basin="string", config=_ref("BasinConfig"), location="string"),
     "EnsureBasin": _object(config=_ref("BasinConfig"), location="string"),
@@ -176,6 +183,7 @@ _WORDS: Final[dict[str, dict[str, About]]] = {
     "/v1/streams/{stream}/records/tail": _TAIL,
     "/v1/streams/{stream}/tail": _TAIL,
     "/streams/{stream}/tail": _TAIL,
+    "/v1/tails": {"POST": About("Show the tails of up to 1,000 streams.", "TailsInput", "Tails")},
     "/v1/streams": {
         "GET": About("List the streams of a basin.", "", "StreamPage", _LISTING),
         "POST": About("Create a stream.", "CreateStream", "StreamInfo"),
@@ -288,7 +296,8 @@ _TITLES: Final = {
 }
 _OPERATIONS: Final = ("/health", "/ping", "/ready", "/metrics", "/v1/busiest-streams", "/v1/damage")
 _S2: Final = (
-    "/v1/streams", "/v1/basins", "/v1/access-tokens", "/v1/metrics", "/v1/locations", "/streams/"
+    "/v1/streams", "/v1/tails", "/v1/basins", "/v1/access-tokens", "/v1/metrics", "/v1/locations",
+    "/streams/",
 )  # fmt: skip
 
 
@@ -325,7 +334,7 @@ def _operation(route: Route, path: str, about: About) -> Schema:
     parameters += [
         {"name": name, "in": "query", "schema": {"type": "string"}} for name in about.query.split()
     ]
-    if path.startswith(("/v1/streams", "/streams")):
+    if path.startswith(("/v1/streams", "/v1/tails", "/streams")):
         parameters.append(
             {"name": "s2-basin", "in": "header", "required": True, "schema": {"type": "string"}}
         )

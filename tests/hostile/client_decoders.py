@@ -198,6 +198,7 @@ _RESOURCES = tuple(
         _STREAM_CONFIG | {"retention_policy": {"infinite": {}}},
         {"basin": "test-basin", "config": {"default_stream_config": _STREAM_CONFIG}},
         {"stream": "orders", "config": _STREAM_CONFIG},
+        {"streams": ["orders", "a/b", ""]},
         {"config": {"create_stream_on_append": True, "stream_cipher": "aegis-256"}},
         {
             "id": "token",
@@ -302,6 +303,7 @@ def client_decoders() -> Iterator[Decoder]:
         resources.decode_basin_reconfiguration, resources.decode_create_basin,
         resources.decode_ensure_basin, resources.decode_create_stream,
         account.decode_issue_access_token, account.decode_default_location,
+        records_json.decode_tails_input,
     )  # fmt: skip
     yield Decoder(
         "s2 resources",

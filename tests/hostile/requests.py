@@ -122,7 +122,7 @@ BODIES = (
     b'{"type":"webhook","pattern":"**","webhook":{"url":"https://\\u00e9/"}}',
     b'{"type":"pull-wake","pattern":"**","wake_stream":"w","lease_ttl_ms":1e300}',
     b'{"type":"pull-wake","streams":["json"],"wake_stream":"bytes"}', b'{"worker":"w"}',
-    b'{"streams":["json"]}',
+    b'{"streams":["json"]}', b'{"streams":["json","","a\\u0000b","none"]}',
     b'{"wake_id":"\\u0000","generation":9007199254740992}', b"[" * 2_000, b'{"a":' * 600,
     b'["part"]',
     _RECORD, _RECORD * 30, encode_frame(_RECORD), encode_frame(_RECORD) * 3,

@@ -158,6 +158,13 @@ def _s2_reads() -> Iterator[Attack]:
         ("protobuf", S2 | {"accept": "application/protobuf"}),
     ):
         yield Attack(f"read by S2: {name}", "GET", path, head)
+    for name, streams in (
+        ("missing", [f"none-{n}" for n in range(1_000)]),
+        ("long", ["é" * 12] * 800),
+        ("too many", [""] * 20_000),
+    ):
+        body = json.dumps({"streams": streams}, separators=(",", ":")).encode()
+        yield Attack(f"tails by S2: {name}", "POST", "/v1/tails", S2_JSON, body)
     yield Attack("follow by S2: events", "GET", path, S2 | EVENTS, taken=100_000)
     compressed = S2_SESSION | {"accept-encoding": "zstd"}
     yield Attack("follow by S2: frames", "GET", path, compressed, taken=1_000)

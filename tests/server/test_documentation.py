@@ -17,7 +17,7 @@ from tests.interop.serving import serving
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 #: Each page, and how many requests it shows at least.
-PAGES = {"durable-streams.md": 25, "s2.md": 1}
+PAGES = {"durable-streams.md": 25, "s2.md": 2}
 #: What the pages take for granted.
 RESOURCES = {"basins": [{"name": "my-basin", "streams": [{"name": "orders"}]}]}
 _LINE = re.compile(r"curl (.*\S) +# ([0-9]{3})(?: (.*))?")

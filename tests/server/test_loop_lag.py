@@ -178,14 +178,19 @@ def test_work_of_a_subscription_with_many_streams_is_done_in_short_steps(watched
 
 
 @pytest.mark.alone
-def test_listing_a_thousand_streams_is_done_in_short_steps(watched: Watched) -> None:
-    """The bound, in milliseconds, is less than it took when it was one step."""
+def test_listing_a_thousand_streams_and_their_tails_is_done_in_short_steps(
+    watched: Watched,
+) -> None:
+    """The bounds, in milliseconds, are less than each took when it was one step."""
     bodies = (b'{"stream":"%d"}' % number for number in range(1_000))
     creations = (Attack("create", "POST", "/v1/streams", S2_JSON, body) for body in bodies)
     with ThreadPoolExecutor(16) as clients:
         assert set(clients.map(watched.send, creations)) == {201}
     lag = least_lag(watched, Attack("list", "GET", "/v1/streams?limit=1000", S2), 10.0)
     assert lag.worked <= 10.0, lag
+    names = json.dumps({"streams": [str(number) for number in range(1_000)]}).encode()
+    lag = least_lag(watched, Attack("tails", "POST", "/v1/tails", S2_JSON, names), 5.0)
+    assert lag.worked <= 5.0, lag
 
 
 def _append(name: str, number: int) -> Attack:

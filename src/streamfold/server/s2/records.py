@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Final
 
 from streamfold.model.access_tokens import Operation
-from streamfold.model.grants import ROOT
+from streamfold.model.grants import ROOT, Grant
+from streamfold.model.names import BasinName, parse_stream_name
+from streamfold.model.positions import StreamPosition
 from streamfold.records import AppendInput
 from streamfold.server.auth import Access, AppendRights
 from streamfold.server.http.bodies import (
@@ -16,21 +19,28 @@ from streamfold.server.http.bodies import (
     answer,
     body_too_large,
     compression_of,
+    read_json,
 )
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.headers import text_of
 from streamfold.server.http.offload import LIGHT_BYTES, ArrivalOrder
-from streamfold.server.http.request import Request
+from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import memoize_short
 from streamfold.server.live_reads import OWN_BATCH, LiveEncoding, LiveReads, SharedEncodings
 from streamfold.server.s2.appends import Appends, AppendSession, Ticket
 from streamfold.server.s2.resources import basin_of, stream_of
-from streamfold.server.s2.responses import FRAME_HEADERS, EventEncoding, FrameEncoding
+from streamfold.server.s2.responses import (
+    FRAME_HEADERS,
+    EventEncoding,
+    FrameEncoding,
+    report_failure,
+)
 from streamfold.server.s2.stream_refs import StreamRequest, open_stream, parse_stream_request
 from streamfold.store.read.reader import OpenStream
 from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
+from streamfold.wire.s2.errors import Failure
 from streamfold.wire.s2.headers import (
     BODY_MAX,
     Encoding,
@@ -49,10 +59,13 @@ _FORMAT: Final = headers.FORMAT.encode()
 _PROTO: Final = Encoding.PROTO
 _JSON: Final = Encoding.JSON
 _RAW: Final = RecordFormat.RAW
+#: Tails that a request looks up together, so that streams that are not in memory load together; and
+#: groups that all requests look up at once. The rest wait, without tasks of their own.
+_TAILS_TOGETHER, _TAIL_GROUPS = 64, 4
 
 
 class Records:
-    """Handlers of everything below /v1/streams/{stream}/records."""
+    """Handlers of everything below /v1/streams/{stream}/records, and of /v1/tails."""
 
     def __init__(
         self,
@@ -69,6 +82,7 @@ class Records:
         self._followers = followers
         self._shared = SharedEncodings()
         self._order = ArrivalOrder()
+        self._tail_groups = asyncio.Semaphore(_TAIL_GROUPS)
 
     async def append(self, request: Request, segment: str) -> None:
         given = request.headers
@@ -155,6 +169,36 @@ class Records:
         grant = await self._access.allow(request, Operation.CHECK_TAIL, basin, stream)
         tail = await self._store.check_tail(basin, grant.full_stream_name(stream))
         await answer(request, records_json.encode_tail(tail))
+
+    async def tails(self, request: Request) -> None:
+        """Answer with the tails of many streams, each as `tail` would answer for it alone."""
+        basin = basin_of(request)
+        await self._access.allow_some(request, Operation.CHECK_TAIL, basin)
+        streams = records_json.decode_tails_input(await read_json(request))
+        grant = await self._access.grant(request)  # as it is now that the body has arrived
+        await request.reserve_answer(LIST_ROOM)
+        tails: list[StreamPosition | Failure] = []
+        for first in range(0, len(streams), _TAILS_TOGETHER):
+            async with self._tail_groups, asyncio.TaskGroup() as group:
+                lookups = [
+                    group.create_task(self._tail_of(request, grant, basin, stream))
+                    for stream in streams[first : first + _TAILS_TOGETHER]
+                ]
+            tails += [lookup.result() for lookup in lookups]
+        await answer(request, records_json.encode_tails(streams, tails))
+        for tail in tails:
+            if isinstance(tail, StreamPosition):
+                self._store.usage.record_operation(Operation.CHECK_TAIL, basin)
+
+    async def _tail_of(
+        self, request: Request, grant: Grant, basin: BasinName, name: str
+    ) -> StreamPosition | Failure:
+        try:
+            stream = grant.full_stream_name(parse_stream_name(name))
+            grant.require(Operation.CHECK_TAIL, basin, stream)
+            return await self._store.check_tail(basin, stream)
+        except Exception as error:
+            return report_failure(error, request.hidden_prefix)
 
     async def _read_once(
         self, request: Request, stream_request: StreamRequest, query: ReadQuery, response: Encoding

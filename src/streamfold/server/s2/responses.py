@@ -52,18 +52,19 @@ async def write_problem(request: Request, error: Exception) -> None:
 
 async def end_frames(stream: ResponseStream, error: Exception, *, changes: bool = False) -> None:
     """End a session of frames that failed, which `changes` a stream or reads it; nothing may follow."""
-    failure = _describe(error, stream.hidden_prefix, changes=changes)
+    failure = report_failure(error, stream.hidden_prefix, changes=changes)
     await stream.send(frames.encode_terminal(failure))
     await stream.close()
 
 
 async def end_events(stream: ResponseStream, error: Exception) -> None:
     """End a session of server-sent events that failed; it gets no [DONE]."""
-    await stream.send(sse.encode_error(_describe(error, stream.hidden_prefix)))
+    await stream.send(sse.encode_error(report_failure(error, stream.hidden_prefix)))
     await stream.close()
 
 
-def _describe(error: Exception, hidden_prefix: str, *, changes: bool = False) -> Failure:
+def report_failure(error: Exception, hidden_prefix: str, *, changes: bool = False) -> Failure:
+    """Log what the client is not shown of an error, free its traceback, and return what is shown."""
     log_failure(error)
     drop_traceback(error)
     return describe_failure(error, hidden_prefix, changes=changes)

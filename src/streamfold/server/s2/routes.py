@@ -77,6 +77,8 @@ def _add_records(router: Router, records: Records, usage: UsageRecorder) -> None
     # The published description of streams has the last two paths.
     for where in (f"{path}/tail", "/v1/streams/{}/tail", "/streams/{}/tail"):
         router.add("GET", where, Operation.CHECK_TAIL, tail)
+    # Counts each tail by itself.
+    router.add("POST", "/v1/tails", Operation.CHECK_TAIL, records.tails)
 
 
 def _add_streams(router: Router, streams: Streams, usage: UsageRecorder) -> None:

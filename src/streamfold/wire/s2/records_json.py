@@ -33,7 +33,7 @@ from streamfold.records.columns import encode_append, encode_append_header
 from streamfold.records.kernels import compiled
 from streamfold.records.rules import check_count, check_metered, check_types
 from streamfold.wire.json_scan import GROUP, Layout, lay_out
-from streamfold.wire.s2.errors import BadJsonError
+from streamfold.wire.s2.errors import BadJsonError, Failure
 from streamfold.wire.s2.json_body import Unsigned, check_u64, decode_json
 
 #: Members of one object, and bytes of one that is not decoded apart: an append has three members, and a
@@ -50,6 +50,8 @@ T = TypeVar("T")
 #: legal batch in base64, and a thousand records with a few headers each.
 LIGHT_BYTES: Final = 3 << 19
 LIGHT_MARKS: Final = 16_000
+#: Streams whose tails one request may ask for.
+TAILS_MAX: Final = 1000
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -291,6 +293,34 @@ def encode_plain(payload: bytes, record_format: RecordFormat) -> bytes:
 def encode_tail(tail: StreamPosition) -> bytes:
     """A TailResponse."""
     return b'{"tail":%b}' % encode_position(tail)
+
+
+class _TailsInput(Struct):
+    streams: list[str]
+
+
+_TAILS_INPUT: Final = msgspec.json.Decoder(_TailsInput)
+
+
+def decode_tails_input(body: bytes) -> list[str]:
+    """The names of the streams whose tails are asked for, unchecked."""
+    streams = decode_json(_TAILS_INPUT, body).streams
+    if len(streams) > TAILS_MAX:
+        raise InvalidError(
+            f"streams has {len(streams)} names, at most {TAILS_MAX} are allowed: split the request"
+        )
+    return streams
+
+
+def encode_tails(streams: Sequence[str], tails: Sequence[StreamPosition | Failure]) -> bytes:
+    """The tail of each stream, or the status and the error that a request for it alone would get."""
+    entries = [
+        b'{"stream":%b,"status":%d,"error":%b}' % (_ENCODER.encode(stream), tail.status, tail.body)
+        if isinstance(tail, Failure)
+        else b'{"stream":%b,"tail":%b}' % (_ENCODER.encode(stream), encode_position(tail))
+        for stream, tail in zip(streams, tails, strict=True)
+    ]
+    return b'{"tails":[%b]}' % b",".join(entries)
 
 
 def encode_position(position: StreamPosition) -> bytes:
