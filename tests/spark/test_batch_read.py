@@ -92,12 +92,22 @@ def test_a_read_starts_and_ends_where_the_request_says(
     assert numbers(some) == [5, 6, 7, *range(100, 110)]
     since = read(spark, server, stream=stream, startingTimestamp="2023-11-14T22:13:35.500Z")
     assert numbers(since) == list(range(16, 20))
+    server.append_numbers(stream, range(20, 21))
+    assert numbers(since) == list(range(16, 20)), "the first query has fixed the end"
+    timed = read(
+        spark,
+        server,
+        subscribe=f"{stream},{other}",
+        startingOffsetsByTimestamp=json.dumps({stream: 1_700_000_007_000, other: 0}),
+        endingTimestamp="2023-11-14T22:13:30Z",
+    )
+    assert numbers(timed) == [7, 8, 9]
     matching = read(
         spark, server, streamsPattern=f"{stream}|no such stream", startingOffsets="latest"
     )
     assert numbers(matching) == []
-    with pytest.raises(PySparkException, match=r"endingOffsets.*tail is 20"):
-        read(spark, server, stream=stream, endingOffsets=json.dumps({stream: 21})).count()
+    with pytest.raises(PySparkException, match=r"endingOffsets.*tail is 21"):
+        read(spark, server, stream=stream, endingOffsets=json.dumps({stream: 22})).count()
 
 
 def test_records_that_are_gone_are_an_error_unless_that_is_tolerated(

@@ -47,7 +47,9 @@ def test_the_programs_of_the_page_read_and_append_what_they_say(
         "my-basin": BASIN,
         "s3://bucket/prefix": server.stored["store"],
         "/var/lib/copies": str(tmp_path / "checkpoint"),
+        "/var/lib/users": str(tmp_path / "feed checkpoint"),
         "s3://bucket/users": str(tmp_path / "users"),
+        "10 seconds": "0 seconds",
     }
     names: dict[str, Any] = {}
     for block in blocks_of(PAGE):
@@ -58,9 +60,12 @@ def test_the_programs_of_the_page_read_and_append_what_they_say(
         exec(compile(text, f"{PAGE.name}:{block.line}", "exec"), names)
         if "table = " in text:
             assert [bytes(row.body) for row in names["table"].collect()] == [b"0", b"1", b"2"]
-    names["query"].processAllAvailable()
-    names["query"].stop()
+    for query in (names["query"], names["following"]):
+        query.processAllAvailable()
+        query.stop()
+    assert sum(batch["numInputRows"] for batch in names["following"].recentProgress) == 1
     assert sorted(server.bodies("copies")) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+    assert names["hour"].count() == 0  # the orders are newer
     assert sorted(row.id for row in names["users"].collect()) == [5, 6, 7, 8]
     assert [row.id for row in names["some"].collect()] == [5]
     assert [(row._action, row.id) for row in names["changes"].collect()] == [("INSERT", 8)]

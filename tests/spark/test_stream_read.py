@@ -67,9 +67,10 @@ def test_each_run_continues_where_the_last_one_ended_and_finds_new_streams(
     server.append_numbers("orders/b", range(100))
     server.append_numbers("other", range(5))
     options = {
-        "streamsPattern": "orders/.*",
-        "startingOffsets": "earliest",
-        "maxRecordsPerTrigger": 400,
+        "subscribePattern": "orders/.*",
+        "startingTimestamp": 0,
+        "maxOffsetsPerTrigger": 400,
+        "minOffsetsPerTrigger": 300,
         "maxRecordsPerPartition": 150,
     }
     first = run(spark, server, tmp_path, **options)

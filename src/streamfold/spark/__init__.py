@@ -11,6 +11,7 @@ with needing_extra("spark"):
         StreamfoldArchiveSource,
     )
     from streamfold.spark.errors import (
+        ColumnsChangedError,
         DataLossError,
         EndpointUnavailableError,
         JavaMissingError,
@@ -25,6 +26,7 @@ with needing_extra("spark"):
 
 __all__ = [
     "ArchiveReplacedError",
+    "ColumnsChangedError",
     "DataLossError",
     "EndpointUnavailableError",
     "FilesGoneError",

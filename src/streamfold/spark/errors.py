@@ -13,7 +13,8 @@ RetryLaterError
 └── FilesGoneError                load the table again, and pin the epoch for long reads
 ConflictError
 ├── ReplayChangedError            a repeated batch differs from the one appended in part
-└── ArchiveReplacedError          load the table again
+├── ArchiveReplacedError          load the table again
+└── ColumnsChangedError           start the streaming query again
 
 Spark passes on an exception of its Python processes as the text of its traceback (upstream defect 12).
 So the methods that Spark calls there add a note to our errors, a line of JSON, which a traceback prints
@@ -136,6 +137,18 @@ class ArchiveReplacedError(ConflictError):
     def __init__(self, uri: str) -> None:
         super().__init__(
             f"{uri} holds another archive than when it was loaded: load the table again"
+        )
+
+
+class ColumnsChangedError(ConflictError):
+    """Changes have columns that the streaming query does not know; none of them was delivered."""
+
+    code = "archive_columns_changed"
+
+    def __init__(self, table: str, position: str) -> None:
+        super().__init__(
+            f"the columns of table {table!r} changed in the diff that ends at {position!r}: start the "
+            "query again, which continues there with the new columns"
         )
 
 

@@ -93,8 +93,19 @@ def test_a_position_outside_the_archive_is_reported_on_load(
         reader.partitions()
     with pytest.raises(ManifestNotFoundError, match="name the folder of a table"):
         load(path=str(tmp_path))
-    with pytest.raises(InvalidError, match=r"spark\.read with readChangeFeed"):
-        StreamfoldArchiveSource({"path": str(folder)}).streamReader(StructType())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, r"'readChangeFeed' must be true in streaming.* load the rows with spark\.read"),
+        ({**FEED, "endingPosition": "31"}, "'endingPosition' is for batches"),
+        ({**FEED, "endingTimestamp": "3"}, "'endingTimestamp' is for batches"),
+    ],
+)
+def test_a_streaming_query_reads_changes_and_has_no_end(given: dict[str, str], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        StreamfoldArchiveSource({"path": "/t", **given}).streamReader(StructType())
 
 
 def test_a_schema_of_the_user_chooses_columns_and_must_fit(written: Written) -> None:

@@ -1,7 +1,7 @@
 """The option `filters`: conditions on columns, evaluated exactly, and used to skip files.
 
 They are an option, because Spark 4.3 keeps the filters that it pushed to a Python source with the
-DataFrame, and applies those of an earlier query to every later one.
+DataFrame, and applies those of an earlier query to every later one (upstream defect 25).
 """
 
 from __future__ import annotations

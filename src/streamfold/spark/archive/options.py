@@ -81,6 +81,23 @@ def parse_options(given: Mapping[str, str]) -> ArchiveOptions:
     )
 
 
+def parse_streaming(given: Mapping[str, str]) -> ArchiveOptions:
+    """Parse the options of a streaming read, which is a change feed without an end."""
+    options = _Options(given)
+    if not options.flag("readChangeFeed"):
+        raise OptionError(
+            "readChangeFeed",
+            "must be true in streaming, where only changes can be read: set it, and load the rows "
+            "with spark.read",
+        )
+    for name in ("endingPosition", "endingTimestamp"):
+        if options.text(name) is not None:
+            raise OptionError(
+                name, "is for batches, and a streaming query would ignore it: leave it out"
+            )
+    return parse_options(given)
+
+
 class _Options:
     """Options by name, ignoring case, and the rules that they must keep."""
 

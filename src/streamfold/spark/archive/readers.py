@@ -30,6 +30,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.blob.local_files import finish
 from streamfold.spark.archive.change_feed import FeedPart, feed_parts, read_feed
 from streamfold.spark.archive.filters import Condition
+from streamfold.spark.archive.options import Moment
 from streamfold.spark.archive.planning import (
     WHOLE,
     TablePart,
@@ -38,7 +39,7 @@ from streamfold.spark.archive.planning import (
     table_parts,
     wanted_buckets,
 )
-from streamfold.spark.archive.relation import Relation, open_files
+from streamfold.spark.archive.relation import Relation, open_files, position_at
 from streamfold.spark.errors import CarriesErrors, FilesGoneError
 
 T = TypeVar("T")
@@ -117,23 +118,20 @@ def reader_of(relation: Relation) -> DataSourceReader:
 
 
 class FilesPartition(InputPartition):
-    """One task's files, in a folder."""
+    """One task's files, in a folder; `position` is the end of what the query reads."""
 
-    def __init__(self, folder: str, work: Work) -> None:
+    def __init__(self, folder: str, position: str, work: Work) -> None:
         super().__init__(None)
         self.folder = folder
+        self.position = position
         self.work = work
 
 
-class _ArchiveReader(CarriesErrors, DataSourceReader):
-    """Shared by both kinds of read."""
+class PartReader(CarriesErrors):
+    """Shared by all reads: a task reads the files of one partition."""
 
     def __init__(self, relation: Relation) -> None:
         self._relation = relation
-
-    def partitions(self) -> list[InputPartition]:
-        """On the driver, before the first query of a DataFrame; Spark keeps them for later ones."""
-        return asyncio.run(self._planned())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the rows of its files that pass all conditions."""
@@ -145,23 +143,31 @@ class _ArchiveReader(CarriesErrors, DataSourceReader):
                 if len(rows):
                     yield rows
         except PartGoneError as error:
-            raise FilesGoneError(error.message, self._relation.position) from error
-
-    async def _planned(self) -> list[InputPartition]:
-        archive = await self._relation.open()
-        work = await archive.with_plans(lambda: self._cut(archive))
-        return [FilesPartition(archive.uri, item) for item in work]
-
-    @abstractmethod
-    async def _cut(self, archive: Archive) -> Sequence[Work]:
-        """Cut the read into work for tasks."""
+            raise FilesGoneError(error.message, partition.position) from error
 
     @abstractmethod
     def _batches(self, partition: FilesPartition) -> AsyncGenerator[pa.RecordBatch]:
         """Yield the rows of one partition, in the archive's types."""
 
 
-class TableReader(_ArchiveReader):
+class _BatchReader(PartReader, DataSourceReader):
+    """Shared by both kinds of batch."""
+
+    def partitions(self) -> list[InputPartition]:
+        """On the driver, before the first query of a DataFrame; Spark keeps them for later ones."""
+        return asyncio.run(self._planned())
+
+    async def _planned(self) -> list[InputPartition]:
+        archive = await self._relation.open()
+        work = await archive.with_plans(lambda: self._cut(archive))
+        return [FilesPartition(archive.uri, self._relation.position, item) for item in work]
+
+    @abstractmethod
+    async def _cut(self, archive: Archive) -> Sequence[Work]:
+        """Cut the read into work for tasks."""
+
+
+class TableReader(_BatchReader):
     """`spark.read`: the table at one position."""
 
     async def _cut(self, archive: Archive) -> list[TablePart]:
@@ -184,13 +190,8 @@ class TableReader(_ArchiveReader):
                     yield batch
 
 
-class FeedReader(_ArchiveReader):
-    """`spark.read` with `readChangeFeed`: the changes between two positions."""
-
-    async def _cut(self, archive: Archive) -> list[tuple[FeedPart, ...]]:
-        relation = self._relation
-        plan = archive.plan_changes(str(relation.since), until=relation.position)
-        return await feed_parts(plan, relation.decoding, archive.files)
+class FeedPartReader(PartReader):
+    """Shared by feeds in batches and in streaming: a task reads the changes in some diff files."""
 
     async def _batches(self, partition: FilesPartition) -> AsyncGenerator[pa.RecordBatch]:
         parts, relation = partition.work, self._relation
@@ -200,3 +201,13 @@ class FeedReader(_ArchiveReader):
         async with aclosing(batches):
             async for batch in batches:
                 yield batch
+
+
+class FeedReader(FeedPartReader, _BatchReader):
+    """`spark.read` with `readChangeFeed`: the changes between two positions."""
+
+    async def _cut(self, archive: Archive) -> list[tuple[FeedPart, ...]]:
+        relation = self._relation
+        since = position_at(archive, relation.since or Moment())
+        plan = archive.plan_changes(since, until=relation.position)
+        return await feed_parts(plan, relation.decoding, archive.files)

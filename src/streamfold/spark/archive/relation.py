@@ -139,7 +139,11 @@ def loosened(kind: spark.DataType) -> spark.DataType:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What to read, and its types; `since` is where a change feed starts, None for the table."""
+    """What to read, and its types; `since` is where a change feed starts, None for the table.
+
+    A start is looked up when it is needed: a streaming query that resumes from its checkpoint does not
+    need it, and the archive may no longer go back so far.
+    """
 
     storage: Storage
     archive_id: str | None
@@ -147,8 +151,9 @@ class Relation:
     table: TableSchema
     #: Columns of the rows, or of the images of changes.
     columns: tuple[str, ...]
+    #: The end of what is read; of a streaming query, the head when it was loaded.
     position: str
-    since: str | None
+    since: Moment | None
     spark_schema: StructType
     #: On Spark's columns, of which some may be read only for this.
     conditions: tuple[Condition, ...] = ()
@@ -184,12 +189,9 @@ def resolve(options: ArchiveOptions, given: StructType | None = None) -> Relatio
 async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relation:
     archive = await open_table(options.storage)
     decoding = Decoding(options.formats, None, options.key_fields)
-    since = None if options.since is None else _position(archive, options.since)
-    position = _position(archive, options.at)
+    since = options.since
+    position = position_at(archive, options.at)
     last = archive.plan(position=position).last
-    if since is not None:
-        # The feed must end at an artifact's end: report an error now, not in a task.
-        last = next(reversed(archive.plan_changes(since, until=position).diffs), last)
     table = decoding.schema_of(archive.manifest, last)
     if table is None:
         table = _declared(archive, decoding, given, feed=since is not None)
@@ -212,7 +214,7 @@ async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relatio
     )
 
 
-def _position(archive: Archive, moment: Moment) -> str:
+def position_at(archive: Archive, moment: Moment) -> str:
     """Return the position, or the last one that was published at the time."""
     if moment.position is not None:
         return moment.position

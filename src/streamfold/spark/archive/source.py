@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from streamfold.errors import InvalidError
-from streamfold.spark.archive.options import parse_options
+from streamfold.spark.archive.options import parse_options, parse_streaming
 from streamfold.spark.errors import CarriesErrors
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamfoldArchiveSource(CarriesErrors, DataSource):
-    """Reads tables published as archives: the rows at a position, or the changes between two."""
+    """Reads tables published as archives: the rows at a position, or changes, also as they come."""
 
     @classmethod
     def name(cls) -> str:
@@ -48,10 +47,11 @@ class StreamfoldArchiveSource(CarriesErrors, DataSource):
         return reader_of(self._relation or self._resolved(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        raise InvalidError(
-            "archives are read in batches: use spark.read with readChangeFeed and the last "
-            "_to_position as startingPosition, or follow the stream itself with format('streamfold')"
-        )
+        """On the driver, once per query."""
+        parse_streaming(self._given)
+        from streamfold.spark.archive.feed_stream import FeedStreamReader
+
+        return FeedStreamReader(self._relation or self._resolved(schema))
 
     def _resolved(self, schema: StructType | None) -> Relation:
         # Here, because every read of a stream starts processes that also import this module.

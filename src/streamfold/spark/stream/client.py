@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
@@ -39,6 +39,9 @@ _BY_STATUS: dict[int, type[StreamfoldError]] = {
 }
 PROTOBUF = "application/protobuf"
 _UNWRITTEN, _CONDITION_FAILED, _REDIRECT = 416, 412, 307
+_NO_ROUTE = (404, 405)
+#: Streams of one request for tails, and bytes of their names in JSON: a body has 64 KiB.
+_TAILS_MAX, _TAILS_BYTES = 1000, 64_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,8 @@ class Connection:
     def __init__(self, endpoint: Endpoint, io_timeout: float = IO_TIMEOUT) -> None:
         """`io_timeout`: seconds to connect and to wait for the next bytes."""
         self.endpoint = endpoint
+        #: Whether the server lacks `POST /v1/tails`, as those of other makers do.
+        self.lacks_tails = False
         self._timeout = io_timeout
         trusted = endpoint.trusted
         tls = ssl.create_default_context(cadata=trusted) if trusted else None
@@ -154,10 +159,16 @@ class Connection:
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         """Retry until the answer is not a transient failure."""
+        return self.repeat("GET", path, headers)
+
+    def repeat(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
+        """Retry until the answer is not a transient failure; for requests that change nothing."""
         deadline = RetryDeadline.from_now(self.endpoint.retry_timeout)
         while True:
             try:
-                return self.attempt("GET", path, headers)
+                return self.attempt(method, path, headers, body)
             except TransientError as error:
                 deadline.wait(self.endpoint, error)
 
@@ -265,6 +276,21 @@ class Streams:
         found = answer.json()["tail"]
         return StreamPosition(found["seq_num"], found["timestamp"])
 
+    def tails(self, streams: Iterable[str]) -> dict[str, int | StreamfoldError]:
+        """Return the seq_num after the last durable record of each stream, or why there is none.
+
+        Asks for up to 1,000 streams in one request. A server without that request is asked for each
+        stream by itself, for as long as the connection lasts. Raises only what concerns all streams.
+        A stream whose error is a `RetryLaterError` is worth another call: it had no retries of its own.
+        """
+        tails: dict[str, int | StreamfoldError] = {}
+        for batch in _tail_batches(dict.fromkeys(streams)):
+            if not self._connection.lacks_tails:
+                tails |= self._tails_at_once(batch)
+            if self._connection.lacks_tails:
+                tails |= {stream: self._tail_or_error(stream) for stream in batch}
+        return tails
+
     def first(self, stream: str, at: int = 0) -> int:
         """Return the first record at or after `at` that exists; the tail if none does."""
         return self._first(stream, seq_num=at)
@@ -315,6 +341,27 @@ class Streams:
             raise error_from_response(f"an append to {stream!r}", answer.status, answer.body)
         return int(answer.json()["end"]["seq_num"])
 
+    def _tails_at_once(self, streams: list[str]) -> dict[str, int | StreamfoldError]:
+        """Return what the server says of each stream; nothing if it lacks the request."""
+        body = json.dumps({"streams": streams}).encode()
+        headers = {"content-type": "application/json"}
+        answer = self._connection.repeat("POST", "/v1/tails", headers, body)
+        if answer.status in _NO_ROUTE:
+            self._connection.lacks_tails = True
+            return {}
+        if answer.status != 200:
+            what = f"the tails of {len(streams)} streams"
+            raise error_from_response(what, answer.status, answer.body)
+        return {entry["stream"]: _tail_of_entry(entry) for entry in answer.json()["tails"]}
+
+    def _tail_or_error(self, stream: str) -> int | StreamfoldError:
+        try:
+            return self.tail(stream).seq_num
+        except (EndpointUnavailableError, errors.UnauthenticatedError):
+            raise
+        except StreamfoldError as error:
+            return error
+
     def _first(self, stream: str, **start: int) -> int:
         answer = self._read(stream, **start, count=1)
         if answer.status == _UNWRITTEN:
@@ -334,3 +381,28 @@ class Streams:
         if answer.status != 200:
             raise error_from_response(what, answer.status, answer.body)
         return answer
+
+
+def _tail_batches(streams: Iterable[str]) -> Iterator[list[str]]:
+    """Cut names into as many as one request for tails may have."""
+    batch: list[str] = []
+    size = 0
+    for stream in streams:
+        length = len(json.dumps(stream)) + 2
+        if batch and (len(batch) == _TAILS_MAX or size + length > _TAILS_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(stream)
+        size += length
+    if batch:
+        yield batch
+
+
+def _tail_of_entry(entry: dict[str, Any]) -> int | StreamfoldError:
+    """The tail in an answer with many, or the error that a request for it alone would have raised."""
+    if "tail" in entry:
+        return int(entry["tail"]["seq_num"])
+    status, body = entry["status"], json.dumps(entry["error"]).encode()
+    if is_transient(status, body):
+        return TransientError(f"status {status}: {message_of(body)}")
+    return error_from_response(f"the tail of {entry['stream']!r}", status, body)

@@ -1,7 +1,7 @@
 """The options of `format("streamfold")`: read, checked and named here alone.
 
-Names follow Spark's Kafka source for what both have. An unknown name is refused, since a misspelt one
-would silently do nothing.
+Names follow Spark's Kafka source for what both have, and Kafka's words for streams and records are
+accepted as aliases. An unknown name is refused, since a misspelt one would silently do nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from streamfold.model.units import parse_duration
 from streamfold.spark.errors import OptionError
 from streamfold.spark.stream.client import Endpoint
 from streamfold.spark.stream.stored import StoredBasin
@@ -34,22 +35,38 @@ PARTITION_RECORDS: Final = 1_000_000
 #: for the most such tasks: enough for one machine.
 TASK_RECORDS: Final = 250_000
 TASKS: Final = 8
+#: Default for the longest wait for `minRecordsPerTrigger`, which is Kafka's.
+TRIGGER_DELAY: Final = timedelta(minutes=15)
 #: Seconds for which a failed request is retried.
 RETRY_TIMEOUT: Final = 60.0
 #: Most bytes of rows in one exactly-once batch: they pass through the driver.
 SINK_BYTES: Final = 256 << 20
+
+_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
 COLUMNS: Final = ("stream", "seq_num", "timestamp", "headers", "body")
 
 _SHARED = (
     "endpoint", "basin", "caFile", "accessToken", "encryptionKey", "retryTimeout", "stream",
 )  # fmt: skip
+_SELECTIONS = ("stream", "streams", "streamsPattern")
+_STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+_ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+_STRATEGY = "startingOffsetsByTimestampStrategy"
 _SOURCE = (
-    "store",
-    "streams", "streamsPattern", "startingOffsets", "startingTimestamp", "endingOffsets",
-    "failOnDataLoss", "maxRecordsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "maxRecordsPerPartition", "includeHeaders", "columns", "bootstrap",
+    "store", *_SELECTIONS, *_STARTS, _STRATEGY, *_ENDS,
+    "failOnDataLoss", "maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger",
+    "maxTriggerDelay", "minPartitions", "maxRecordsPerPartition", "includeHeaders", "columns",
+    "bootstrap",
 )  # fmt: skip
+#: Kafka's names of options that mean the same.
+_KAFKA_SOURCE = {
+    "subscribe": "streams",
+    "subscribePattern": "streamsPattern",
+    "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
+    "minOffsetsPerTrigger": "minRecordsPerTrigger",
+}
+_KAFKA_SINK = {"topic": "stream"}
 #: Options of a server, which storage does not have.
 _SERVER = ("endpoint", "caFile", "accessToken")
 _SINK = ("orderBy", "txnId", "txnVersion", "maxBatchBytes")
@@ -66,17 +83,37 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class Timestamps:
+    """Where a query starts or ends: at the first record of each stream that is not older."""
+
+    #: The option that says so, for messages.
+    option: str
+    #: Milliseconds since the Unix epoch, for all streams or for each.
+    times: int | Mapping[str, int]
+
+    def at(self, stream: str) -> int:
+        if isinstance(self.times, int):
+            return self.times
+        if stream not in self.times:
+            raise OptionError(self.option, f"does not name stream {stream!r}: name all streams")
+        return self.times[stream]
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     #: Where the streams are read: from a server, or from the storage of a store.
     origin: Endpoint | StoredBasin
     selection: Selection
-    starting: Positions | None
-    #: Milliseconds since the Unix epoch; instead of `starting`.
-    starting_timestamp: int | None
-    ending: Positions
+    starting: Positions | Timestamps | None
+    #: Whether a stream without a record that new is an error; otherwise its tail is the start.
+    starting_record_needed: bool
+    ending: Positions | Timestamps
     fail_on_data_loss: bool
     max_records_per_trigger: int | None
     max_bytes_per_trigger: int | None
+    min_records_per_trigger: int | None
+    #: The longest wait for `min_records_per_trigger`.
+    max_trigger_delay: timedelta
     #: None: as many as suit the number of records.
     min_partitions: int | None
     max_records_per_partition: int
@@ -106,12 +143,35 @@ class SinkOptions:
 class _Options:
     """Options by name, ignoring case, and the rules that they must keep."""
 
-    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+    def __init__(
+        self, given: Mapping[str, str], known: tuple[str, ...], kafka: Mapping[str, str]
+    ) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
-        names = {name.lower() for name in (*known, *_OF_SPARK)}
+        names = {name.lower() for name in (*known, *kafka, *_OF_SPARK)}
         for name in self._given:
             if name not in names:
                 raise OptionError(name, f"is not known; the options are {', '.join(sorted(known))}")
+        #: Kafka's name of each option that was given by it, for messages.
+        self._aliases: dict[str, str] = {}
+        for alias, name in kafka.items():
+            if alias.lower() not in self._given:
+                continue
+            if name.lower() in self._given:
+                raise OptionError(alias, f"is Kafka's name of {name}: give one of them")
+            self._given[name.lower()] = self._given.pop(alias.lower())
+            self._aliases[name] = alias
+
+    def wrong(self, name: str, rule: str) -> OptionError:
+        """Make the error about an option, by the name that the user gave."""
+        return OptionError(self._aliases.get(name, name), rule)
+
+    def one_of(self, names: tuple[str, ...]) -> str | None:
+        """Return which of these is given; several are refused."""
+        present = [name for name in names if self.text(name) is not None]
+        if len(present) > 1:
+            other = self._aliases.get(present[1], present[1])
+            raise self.wrong(present[0], f"cannot be combined with {other}: give one of them")
+        return next(iter(present), None)
 
     def text(self, name: str, *variables: str) -> str | None:
         found = self._given.get(name.lower()) or next(
@@ -123,13 +183,13 @@ class _Options:
         found = self.text(name, *variables)
         if found is None:
             others = "".join(f", or set the variable {variable}" for variable in variables)
-            raise OptionError(name, f"is missing: give it{others}")
+            raise self.wrong(name, f"is missing: give it{others}")
         return found
 
     def flag(self, name: str, default: bool) -> bool:
         found = (self.text(name) or str(default)).lower()
         if found not in ("true", "false"):
-            raise OptionError(name, f"is {found!r}, it must be true or false")
+            raise self.wrong(name, f"is {found!r}, it must be true or false")
         return found == "true"
 
     def number(self, name: str, least: int = 1) -> int | None:
@@ -137,14 +197,21 @@ class _Options:
         if found is None:
             return None
         if not re.fullmatch(r"\d{1,18}", found) or int(found) < least:
-            raise OptionError(name, f"is {found!r}, it must be a whole number of at least {least}")
+            raise self.wrong(name, f"is {found!r}, it must be a whole number of at least {least}")
         return int(found)
 
     def seconds(self, name: str, default: float) -> float:
         found = self.text(name)
         if found is not None and not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", found):
-            raise OptionError(name, f"is {found!r}, it must be a number of seconds")
+            raise self.wrong(name, f"is {found!r}, it must be a number of seconds")
         return default if found is None else float(found)
+
+    def duration(self, name: str, default: timedelta) -> timedelta:
+        text = self.text(name)
+        try:
+            return default if text is None else parse_duration(text)
+        except ValueError as error:
+            raise self.wrong(name, f"is {text!r}, it {error}") from None
 
     def endpoint(self) -> Endpoint:
         return Endpoint(
@@ -172,40 +239,56 @@ class _Options:
 
 def parse_source(given: Mapping[str, str]) -> SourceOptions:
     """Parse the options of a read, including the environment, on the driver for all tasks."""
-    options = _Options(given, _SHARED + _SOURCE)
-    starting, since = options.text("startingOffsets"), options.text("startingTimestamp")
-    if starting is not None and since is not None:
-        raise OptionError(
-            "startingTimestamp", "cannot be combined with startingOffsets: give one of them"
-        )
-    return SourceOptions(
-        origin=_origin(options),
-        selection=_selection(options),
-        starting=None if starting is None else _positions("startingOffsets", starting),
-        starting_timestamp=None if since is None else _milliseconds(since),
-        ending=_ending(options),
-        fail_on_data_loss=options.flag("failOnDataLoss", True),
-        max_records_per_trigger=options.number("maxRecordsPerTrigger"),
-        max_bytes_per_trigger=options.number("maxBytesPerTrigger"),
-        min_partitions=options.number("minPartitions"),
-        max_records_per_partition=options.number("maxRecordsPerPartition") or PARTITION_RECORDS,
-        columns=_columns(options),
-        bootstrap=options.flag("bootstrap", False),
-    )
+    return _parse_source(_Options(given, _SHARED + _SOURCE, _KAFKA_SOURCE))
 
 
 def parse_streaming(given: Mapping[str, str]) -> SourceOptions:
     """Parse the options of a streaming read, which has no end."""
-    options = parse_source(given)
-    if _Options(given, _SHARED + _SOURCE).text("endingOffsets") is not None:
+    options = _Options(given, _SHARED + _SOURCE, _KAFKA_SOURCE)
+    if (ending := options.one_of(_ENDS)) is not None:
         raise OptionError(
-            "endingOffsets", "is for batches, and a streaming query would ignore it: leave it out"
+            ending, "is for batches, and a streaming query would ignore it: leave it out"
         )
-    return options
+    return _parse_source(options)
+
+
+def _parse_source(options: _Options) -> SourceOptions:
+    least, most = options.number("minRecordsPerTrigger"), options.number("maxRecordsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise options.wrong(
+            "minRecordsPerTrigger", f"is {least}, which is more than the {most} of a batch at most"
+        )
+    if least is None and options.text("maxTriggerDelay") is not None:
+        raise OptionError(
+            "maxTriggerDelay", "is the longest wait for minRecordsPerTrigger: give that, too"
+        )
+    starting, bootstrap = _starting(options), options.flag("bootstrap", False)
+    if bootstrap and isinstance(starting, Timestamps):
+        raise OptionError(
+            "bootstrap",
+            f"cannot be combined with {starting.option}, which starts at a record that exists: "
+            "give one of them",
+        )
+    return SourceOptions(
+        origin=_origin(options),
+        selection=_selection(options),
+        starting=starting,
+        starting_record_needed=_strategy(options) == "error",
+        ending=_ending(options),
+        fail_on_data_loss=options.flag("failOnDataLoss", True),
+        max_records_per_trigger=most,
+        max_bytes_per_trigger=options.number("maxBytesPerTrigger"),
+        min_records_per_trigger=least,
+        max_trigger_delay=options.duration("maxTriggerDelay", TRIGGER_DELAY),
+        min_partitions=options.number("minPartitions"),
+        max_records_per_partition=options.number("maxRecordsPerPartition") or PARTITION_RECORDS,
+        columns=_columns(options),
+        bootstrap=bootstrap,
+    )
 
 
 def parse_sink(given: Mapping[str, str]) -> SinkOptions:
-    options = _Options(given, _SHARED + _SINK)
+    options = _Options(given, _SHARED + _SINK, _KAFKA_SINK)
     return SinkOptions(
         endpoint=options.endpoint(),
         stream=options.text("stream"),
@@ -231,52 +314,77 @@ def _origin(options: _Options) -> Endpoint | StoredBasin:
 
 
 def _selection(options: _Options) -> Selection:
-    names = ("stream", "streams", "streamsPattern")
-    given = [name for name in names if options.text(name) is not None]
-    if len(given) != 1:
-        raise OptionError(
-            "stream", f"or streams or streamsPattern: give one, not {given or 'none'}"
-        )
-    value = options.required(given[0])
-    if given[0] == "streamsPattern":
+    name = options.one_of(_SELECTIONS)
+    if name is None:
+        raise OptionError("stream", "is missing: give it, or streams, or streamsPattern")
+    value = options.required(name)
+    if name == "stream":
+        return Selection((value,))
+    if name == "streamsPattern":
         try:
             re.compile(value)
         except re.error as error:
-            raise OptionError("streamsPattern", f"is not a regular expression: {error}") from None
+            raise options.wrong(name, f"is not a regular expression: {error}") from None
         return Selection(pattern=value)
-    if given[0] == "stream":
-        return Selection((value,))
-    streams = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
+    streams = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not streams:
-        raise OptionError("streams", "is empty: give names, separated by commas")
+        raise options.wrong(name, "is empty: give names, separated by commas")
     return Selection(streams)
 
 
-def _ending(options: _Options) -> Positions:
-    found = _positions("endingOffsets", options.text("endingOffsets") or LATEST)
-    if found == EARLIEST or (not isinstance(found, str) and EARLIEST_NUMBER in found.values()):
+def _starting(options: _Options) -> Positions | Timestamps | None:
+    name = options.one_of(_STARTS)
+    return None if name is None else _boundary(name, options.required(name))
+
+
+def _ending(options: _Options) -> Positions | Timestamps:
+    name = options.one_of(_ENDS)
+    if name is None:
+        return LATEST
+    ending = _boundary(name, options.required(name))
+    if ending == EARLIEST or (isinstance(ending, Mapping) and EARLIEST_NUMBER in ending.values()):
         raise OptionError(
-            "endingOffsets", "cannot be earliest, where nothing would be read: give latest or JSON"
+            name, "cannot be earliest, where nothing would be read: give latest or JSON"
         )
-    return found
+    return ending
 
 
-def _positions(name: str, text: str) -> Positions:
+def _strategy(options: _Options) -> str:
+    strategy = options.text(_STRATEGY) or LATEST
+    if strategy not in ("error", LATEST):
+        raise OptionError(_STRATEGY, f"is {strategy!r}, it must be error or {LATEST}")
+    return strategy
+
+
+def _boundary(name: str, text: str) -> Positions | Timestamps:
+    """Parse where a query starts or ends."""
+    if name.endswith("ByTimestamp"):
+        rule = 'must be JSON such as {"stream": 1767225600000}, with milliseconds since 1970'
+        times = _json_object(name, text, rule)
+        return Timestamps(name, {s: _milliseconds(name, str(t)) for s, t in times.items()})
+    if name.endswith("Timestamp"):
+        return Timestamps(name, _milliseconds(name, text))
     if text in (EARLIEST, LATEST):
         return text
     rule = f'must be {EARLIEST}, {LATEST} or JSON such as {{"stream": 42}}'
-    try:
-        found = json.loads(text)
-    except ValueError:
-        raise OptionError(name, f"is {text[:80]!r}, it {rule}") from None
-    if not isinstance(found, dict) or not all(
-        type(number) is int and number >= EARLIEST_NUMBER for number in found.values()
-    ):
+    positions = _json_object(name, text, rule)
+    if not all(type(number) is int and number >= EARLIEST_NUMBER for number in positions.values()):
         raise OptionError(name, f"is {text[:80]!r}, it {rule}")
-    return found
+    return positions
 
 
-def _milliseconds(text: str) -> int:
+def _json_object(name: str, text: str, rule: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise OptionError(name, f"is {text[:80]!r}, it {rule}")
+    return value
+
+
+def _milliseconds(name: str, text: str) -> int:
+    """Return the first millisecond that is not before the time."""
     if text.isascii() and text.isdigit() and len(text) <= 18:
         return int(text)
     try:
@@ -285,11 +393,11 @@ def _milliseconds(text: str) -> int:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise OptionError(
-            "startingTimestamp",
+            name,
             f"is {text[:40]!r}, it must be milliseconds since 1970 or a time with a zone such as "
             "2026-01-31T12:00:00Z",
         )
-    return max(0, int(moment.timestamp() * 1000))
+    return max(0, -((_EPOCH - moment) // _MILLISECOND))
 
 
 def _columns(options: _Options) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from streamfold.spark.stream.options import (
     LATEST_NUMBER,
     Positions,
     SourceOptions,
+    Timestamps,
 )
 from streamfold.spark.stream.range_reads import Range
 from streamfold.spark.stream.stored import OpenBasin
@@ -87,15 +88,18 @@ class StreamPositions:
 
     def starts(self, default: str) -> Offset:
         """Return where a new query starts."""
-        options, streams = self._options, self.chosen()
-        since = options.starting_timestamp
-        if since is not None:
-            return {stream: self._streams.first_since(stream, since) for stream in streams}
-        return self._resolve("startingOffsets", options.starting or default, streams, self._start)
+        starting, streams = self._options.starting, self.chosen()
+        if isinstance(starting, Timestamps):
+            return {stream: self._since(stream, starting) for stream in streams}
+        wanted = default if starting is None else starting
+        return self._resolve("startingOffsets", wanted, streams, self._start)
 
     def ends(self, streams: Iterable[str]) -> Offset:
         """Return where a batch read ends."""
-        return self._resolve("endingOffsets", self._options.ending, streams, self._end)
+        ending = self._options.ending
+        if isinstance(ending, Timestamps):
+            return {stream: self._until(stream, ending) for stream in streams}
+        return self._resolve("endingOffsets", ending, streams, self._end)
 
     def tails(self, start: Offset) -> Offset:
         """Return the tail of every stream of the query: those in `start`, and those that match now."""
@@ -161,6 +165,33 @@ class StreamPositions:
             if cursor is not None and cursor > asked:
                 return cursor
         return first if wanted == EARLIEST_NUMBER else asked
+
+    def _since(self, stream: str, starting: Timestamps) -> int:
+        """Return the first record that is not older; the tail, or an error, if all are."""
+        time = starting.at(stream)
+        if not self._options.starting_record_needed:
+            return self._streams.first_since(stream, time)
+        tail = self._streams.tail(stream)
+        first = self._streams.first_since(stream, time)
+        if first >= tail.seq_num:
+            raise OptionError(
+                starting.option,
+                f"is {time}, and stream {stream!r} has no record that new, its last is of "
+                f"{tail.timestamp}: give an earlier time, or set "
+                "startingOffsetsByTimestampStrategy to latest to start at its tail",
+            )
+        return first
+
+    def _until(self, stream: str, ending: Timestamps) -> int:
+        """Return the first record that is not older, which is the first not to read."""
+        time, starting = ending.at(stream), self._options.starting
+        if isinstance(starting, Timestamps) and starting.at(stream) > time:
+            raise OptionError(
+                ending.option,
+                f"is {time} for stream {stream!r}, before {starting.option}, which is "
+                f"{starting.at(stream)}: give a later end",
+            )
+        return self._streams.first_since(stream, time)
 
     def _end(self, stream: str, wanted: int) -> int:
         tail = int(self._streams.tail(stream).seq_num)

@@ -11,6 +11,7 @@ the driver as long as its query.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -30,10 +31,12 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
+from streamfold.errors import InvalidError
 from streamfold.records.columns import warm_up_columns
 from streamfold.spark.errors import CarriesErrors
 from streamfold.spark.stream.client import Connection, Endpoint, Streams, answer_timeout
@@ -81,10 +84,10 @@ class StreamfoldSource(CarriesErrors, DataSource):
         return spark_schema(parse_source(self._given).columns)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(parse_source(self._given))
+        return BatchReader(_with_schema(parse_source(self._given), schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        return StreamReader(parse_streaming(self._given))
+        return StreamReader(_with_schema(parse_streaming(self._given), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         # Here, because every read starts processes that import this module and do not need the sink.
@@ -100,6 +103,17 @@ class StreamfoldSource(CarriesErrors, DataSource):
         from streamfold.spark.stream.sink import StreamAppends
 
         return StreamAppends(parse_sink(self._given), schema, overwrite)
+
+
+def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """Return the options if rows have this schema, which may be the user's; raise otherwise."""
+    own = spark_schema(options.columns)
+    if schema != own:
+        raise InvalidError(
+            f"the schema {schema.simpleString()} is not that of the rows, which is "
+            f"{own.simpleString()}: give none, and choose columns with the option columns"
+        )
+    return options
 
 
 class RangePartition(InputPartition):
@@ -161,6 +175,8 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         self._connection: Connection | None = None
         self._initial: Offset | None = None
         self._target: Offset | None = None
+        #: When the last batch began, by the monotonic clock.
+        self._triggered: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is sent to tasks: all but the connection."""
@@ -186,32 +202,48 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return one of both limits, since Spark takes only one; `latestOffset` applies the other."""
+        """Return one of the limits, since Spark takes only one; `latestOffset` applies the others."""
         options = self._options
         if options.max_records_per_trigger is not None:
             return ReadMaxRows(options.max_records_per_trigger)
         if options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_records_per_trigger is not None:
+            return ReadMinRows(options.min_records_per_trigger)
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         with self._positions() as positions:
             return self._latest(positions, start, limit)
 
-    def _latest(self, positions: StreamPositions, start: Offset, limit: ReadLimit) -> Offset:
-        end = positions.tails(start)
-        start = positions.with_new(start, end)
+    def _latest(self, positions: StreamPositions, begun: Offset, limit: ReadLimit) -> Offset:
+        end = positions.tails(begun)
+        start = positions.with_new(begun, end)
         if self._target is not None:
             end = {s: min(end[s], target) for s, target in self._target.items() if s in end} | {
                 stream: position for stream, position in start.items() if stream not in self._target
             }
         if isinstance(limit, ReadAllAvailable):
             return end
+        if self._target is None and self._awaits_more(start, end):
+            return begun
         if isinstance(limit, ReadMaxRows):
             end = limit_records(start, end, limit.max_rows)
         if self._options.max_bytes_per_trigger is not None:
             end = _limit_bytes(positions, start, end, self._options.max_bytes_per_trigger)
         return end
+
+    def _awaits_more(self, start: Offset, end: Offset) -> bool:
+        """Return whether too few records wait and the last batch is not too long ago."""
+        options, now = self._options, time.monotonic()
+        least, delay = options.min_records_per_trigger, options.max_trigger_delay.total_seconds()
+        records = sum(map(len, backlog(start, end)))
+        recent = self._triggered is not None and now - self._triggered < delay
+        if least is not None and records < least and recent:
+            return True
+        if records:
+            self._triggered = now
+        return False
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Leave records that arrive from now on to the next run."""
