@@ -1,4 +1,4 @@
-"""Streamfold: a durable stream store that knows about snapshots.
+"""Streamfold: a durable stream store with built-in snapshots.
 
 What applications use is here, and is imported when it is first used; everything else is private by
 convention. A store inside this process:
@@ -26,6 +26,7 @@ convention. A store inside this process:
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from zipimport import zipimporter
 
 if TYPE_CHECKING:
     from streamfold import archive, errors, follow, spark, testing
@@ -69,6 +70,10 @@ _SOURCES = {
     "fence_record": "streamfold.model.records",
     "trim_record": "streamfold.model.records",
 }
+
+
+if __spec__ is not None and isinstance(__spec__.loader, zipimporter):
+    import_module("streamfold.zipped").install(__spec__.loader)
 
 
 def __getattr__(name: str) -> Any:

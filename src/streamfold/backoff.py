@@ -1,12 +1,16 @@
-"""Pauses between attempts, for everything that retries."""
+"""Pauses between retries."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 from dataclasses import dataclass
+from typing import Final
 
-from streamfold.errors import InvalidError
+from streamfold.errors import InvalidError, StreamfoldError
 
+logger = logging.getLogger(__name__)
 _RNG = random.Random()  # noqa: S311 - only for pauses
 
 
@@ -28,10 +32,12 @@ def pause_after(
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses that double from `first` to `longest`, in seconds, each up to half shorter at random."""
+    """Pauses that double from `first` to `longest` seconds, each up to half shorter at random."""
 
-    first: float = 0.5
-    longest: float = 60.0
+    first: float = 0.1
+    longest: float = 10.0
+    #: Consecutive failures after which `wait` gives up; None = never.
+    attempts: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.first <= self.longest:
@@ -39,6 +45,17 @@ class Backoff:
                 f"pauses from {self.first} to {self.longest} seconds: give 0 < first <= longest"
             )
 
-    def pause(self, failures: int, rng: random.Random) -> float:
+    def pause(self, failures: int, rng: random.Random = _RNG) -> float:
         """Return how long to wait after so many failures in a row."""
         return pause_after(failures, self.first, self.longest, rng)
+
+    async def wait(self, failures: int, error: StreamfoldError) -> None:
+        """Wait after so many failures in a row. Raises `error` once the attempts are used up."""
+        if self.attempts is not None and failures >= self.attempts:
+            raise error
+        logger.warning("trying again after failure %d: %s", failures, error)
+        await asyncio.sleep(self.pause(failures))
+
+
+#: For processes that run unattended and retry without end.
+UNATTENDED: Final = Backoff(first=0.5, longest=60.0)

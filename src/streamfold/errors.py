@@ -1,9 +1,9 @@
-"""The errors that Streamfold raises, on one page.
+"""All errors that Streamfold raises, grouped by what a caller does next.
 
-Classes are grouped by what a caller does next; `code` is stable and goes over the wire.
-`definite` says whether the failed call is known to have changed nothing. Packages that stand on their
-own (`archive`, `follow`, `snapshotter`, `spark`) add leaves to these groups, in their `errors.py`.
-Every error crosses processes whole: `to_wire` and `from_wire` as JSON, and pickled.
+`code` is stable and sent to clients. `definite`: whether the failed call certainly changed nothing.
+An error that nobody catches by name has a `code` but no class of its own. Independent packages
+(`archive`, `follow`, `ingest`, `snapshotter`, `spark`) add leaves to these groups in their `errors.py`.
+Errors cross process boundaries unchanged, pickled or as JSON (`to_wire`, `from_wire`).
 
     StreamfoldError
     ├── InvalidError                      fix the request
@@ -23,32 +23,33 @@ Every error crosses processes whole: `to_wire` and `from_wire` as JSON, and pick
     │   ├── StreamForkedError
     │   ├── SnapshotConflictError
     │   ├── BlobExistsError
-    │   └── TermsError                    the stream's own terms do not allow this append
+    │   └── TermsError                    the stream's own terms reject this append
     │       ├── StreamClosedError
     │       ├── ContentTypeMismatchError
     │       ├── StreamSeqError
     │       ├── ProducerStaleError
     │       ├── ProducerGapError
     │       └── ProducersExhaustedError
-    ├── ConditionFailedError              the condition did not hold: re-read, then decide
+    ├── ConditionFailedError              a condition did not hold: read again, then decide
     │   ├── FencingTokenMismatchError
     │   └── SeqNumMismatchError
     ├── PositionUnwrittenError            wait, or read from before the tail
-    ├── PositionTrimmedError              start from a snapshot, or from the first record kept
-    ├── DecryptionFailedError             read with the key that the records were written with
-    ├── UnauthenticatedError              present a token that is known and has not expired
-    ├── PermissionDeniedError             use a token that allows this
+    ├── PositionTrimmedError              start from a snapshot, or from the first remaining record
+    ├── DecryptionFailedError             use the key that the records were written with
+    ├── UnauthenticatedError              present a known token that has not expired
+    ├── PermissionDeniedError             use a token with this right
     ├── RetryLaterError                   nothing happened: try again later
     │   ├── StoreClosingError
     │   ├── StoreRecoveringError
     │   ├── StorageFullError
-    │   ├── UploadsBusyError
     │   ├── ServerBusyError
+    │   ├── NotActiveError
     │   └── BlobUnavailableError
-    ├── OutcomeUnknownError               may or may not have happened: re-read before repeating
+    ├── OutcomeUnknownError               may or may not have happened: read back before repeating
     │   └── BlobOutcomeUnknownError
     ├── WriterFencedError                 another process owns the store now: stop
-    └── StorageError                      stored bytes cannot be used: an operator must look
+    │   └── LeaseLostError
+    └── StorageError                      stored bytes are unusable: an operator must look
         ├── DataCorruptError
         ├── DeviceFailedError
         ├── FormatUnsupportedError
@@ -63,26 +64,30 @@ from typing import Any, ClassVar
 
 
 class StreamfoldError(Exception):
-    """Root of the tree: every error that Streamfold raises on purpose."""
+    """Root of all errors that Streamfold raises on purpose."""
 
-    code: ClassVar[str] = "other"
-    #: True when the failed call certainly changed nothing.
+    code: str = "other"
+    #: Whether the failed call certainly changed nothing.
     definite: ClassVar[bool] = True
-    #: URI of the archive's destination that failed, if one did.
+    #: URI of the archive destination that failed, if any.
     destination: str | None = None
-    #: The message for clients of a server, where the full one may name files, keys or buckets.
+    #: Message for a server's clients, if the full one may name files, keys or buckets.
     public_message: str | None = None
 
-    def __init__(self, message: str, *, public_message: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, public_message: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
+        if code is not None:
+            self.code = code  # of an error without a class of its own
         if public_message is not None:
             self.public_message = public_message
 
     def to_wire(self) -> str:
-        """Encode the error for another process: one line of ASCII JSON, read by `from_wire`.
+        """Encode the error as one line of ASCII JSON, for `from_wire` in another process.
 
-        Values that JSON lacks, such as types of columns, become text.
+        Values without a JSON form, such as column types, become text.
         """
         kinds = [_name(kind) for kind in type(self).__mro__ if issubclass(kind, StreamfoldError)]
         fields = {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -91,17 +96,18 @@ class StreamfoldError(Exception):
 
     @staticmethod
     def from_wire(wire: str) -> StreamfoldError:
-        """Decode what `to_wire` encoded; raises ValueError if it did not.
+        """Decode the output of `to_wire`. Raises ValueError for anything else.
 
-        A class not loaded here becomes its nearest loaded ancestor; code, message and fields stay.
+        A class that is not loaded here becomes its nearest loaded ancestor, with the same code, message
+        and fields.
         """
         try:
-            found = json.loads(wire)
+            data = json.loads(wire)
             loaded = {_name(kind): kind for kind in _with_subclasses(StreamfoldError)}
-            kind = next(loaded[name] for name in found["kinds"] if name in loaded)
-            fields = found["fields"]
-            if kind.code != found["code"] or kind.definite != found["definite"]:
-                fields |= {"code": found["code"], "definite": found["definite"]}
+            kind = next(loaded[name] for name in data["kinds"] if name in loaded)
+            fields = data["fields"]
+            if kind.code != data["code"] or kind.definite != data["definite"]:
+                fields |= {"code": data["code"], "definite": data["definite"]}
             error = _restore(kind, fields["message"])
             for name, value in fields.items():
                 vars(error)[name] = tuple(value) if isinstance(value, list) else value
@@ -110,7 +116,7 @@ class StreamfoldError(Exception):
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls the constructor with the message alone, and most take other arguments.
+        # The default passes the message to the constructor, and most constructors take other arguments.
         return _restore, (type(self), self.message), vars(self)
 
 
@@ -131,19 +137,19 @@ def _restore(kind: type[StreamfoldError], message: str) -> StreamfoldError:
 
 
 class InvalidError(StreamfoldError):
-    """The request breaks a rule; the message names the value, the rule and the way out."""
+    """The request breaks a rule. The message names the value, the rule and the way out."""
 
     code = "invalid"
 
 
 class MalformedError(InvalidError):
-    """The bytes of the request cannot be decoded at all."""
+    """The request's bytes cannot be decoded."""
 
     code = "malformed"
 
 
 class KeyRequiredError(InvalidError):
-    """The stream is encrypted, and the call has no key."""
+    """The stream is encrypted and the call has no key."""
 
     code = "key_required"
 
@@ -153,13 +159,13 @@ class KeyRequiredError(InvalidError):
 
 
 class TooLargeError(InvalidError):
-    """The request has more bytes than allowed."""
+    """The request is too large."""
 
     code = "too_large"
 
 
 class NotFoundError(StreamfoldError):
-    """Something that was named does not exist."""
+    """A named thing does not exist."""
 
     code = "not_found"
 
@@ -202,7 +208,7 @@ class BlobNotFoundError(NotFoundError):
 
 
 class ConflictError(StreamfoldError):
-    """The thing exists already, or is being deleted."""
+    """The thing already exists or is being deleted."""
 
     code = "conflict"
 
@@ -235,7 +241,7 @@ class StreamDeletingError(ConflictError):
 
 
 class StreamForkedError(ConflictError):
-    """The stream is deleted, but forks of it still need its records."""
+    """The stream is deleted, but its forks still need its records."""
 
     code = "stream_forked"
 
@@ -256,7 +262,7 @@ class BlobExistsError(ConflictError):
 
 
 class TermsError(ConflictError):
-    """The stream's own terms do not allow the append; nothing was appended."""
+    """The stream's own terms reject the append. Nothing was appended."""
 
     code = "terms"
 
@@ -271,15 +277,19 @@ class StreamClosedError(TermsError):
 class ContentTypeMismatchError(TermsError):
     code = "content_type_mismatch"
 
-    def __init__(self, given: str, held: str) -> None:
-        super().__init__(f"content type {given!r} is not the stream's, which is {held!r}")
+    def __init__(self, content_type: str, stream_type: str) -> None:
+        super().__init__(
+            f"content type {content_type!r} is not the stream's, which is {stream_type!r}"
+        )
 
 
 class StreamSeqError(TermsError):
     code = "stream_seq_conflict"
 
-    def __init__(self, given: str, last: str) -> None:
-        super().__init__(f"sequence conflict: Stream-Seq {given!r} is not greater than {last!r}")
+    def __init__(self, stream_seq: str, last: str) -> None:
+        super().__init__(
+            f"sequence conflict: Stream-Seq {stream_seq!r} is not greater than {last!r}"
+        )
 
 
 class ProducerStaleError(TermsError):
@@ -287,9 +297,9 @@ class ProducerStaleError(TermsError):
 
     code = "producer_stale"
 
-    def __init__(self, producer: str, given: int, current: int) -> None:
+    def __init__(self, producer: str, epoch: int, current: int) -> None:
         super().__init__(
-            f"epoch {given} of producer {producer!r} is over, the current one is {current}: "
+            f"epoch {epoch} of producer {producer!r} is over, the current one is {current}: "
             "another instance took over; claim the next epoch to continue"
         )
         self.current_epoch = current
@@ -314,7 +324,7 @@ class ProducersExhaustedError(TermsError):
 
 
 class ConditionFailedError(StreamfoldError):
-    """A condition of the append did not hold against durable state; nothing was appended."""
+    """An append condition did not hold against durable state. Nothing was appended."""
 
     code = "condition_failed"
 
@@ -322,9 +332,9 @@ class ConditionFailedError(StreamfoldError):
 class FencingTokenMismatchError(ConditionFailedError):
     code = "fencing_token_mismatch"
 
-    def __init__(self, given: str, current: str) -> None:
+    def __init__(self, token: str, current: str) -> None:
         super().__init__(
-            f"fencing token {given!r} is not the stream's current token {current!r}: "
+            f"fencing token {token!r} is not the stream's current token {current!r}: "
             "another writer took over, or the stream was never fenced with it"
         )
         self.current = current
@@ -333,16 +343,16 @@ class FencingTokenMismatchError(ConditionFailedError):
 class SeqNumMismatchError(ConditionFailedError):
     code = "seq_num_mismatch"
 
-    def __init__(self, given: int, following: int) -> None:
+    def __init__(self, match_seq_num: int, following: int) -> None:
         super().__init__(
-            f"match_seq_num {given} is not the next sequence number {following}: "
+            f"match_seq_num {match_seq_num} is not the next sequence number {following}: "
             "other records were appended in between, or fewer than assumed"
         )
         self.next_seq_num = following
 
 
 class PositionUnwrittenError(StreamfoldError):
-    """The read starts at or after the tail, and may not wait for a record."""
+    """The read starts at or beyond the tail and may not wait."""
 
     code = "position_unwritten"
 
@@ -356,7 +366,7 @@ class PositionUnwrittenError(StreamfoldError):
 
 
 class PositionTrimmedError(StreamfoldError):
-    """The read starts before the first record that is kept."""
+    """The read starts before the first remaining record."""
 
     code = "position_trimmed"
 
@@ -369,7 +379,7 @@ class PositionTrimmedError(StreamfoldError):
 
 
 class DecryptionFailedError(StreamfoldError):
-    """The key is not the one that the records were written with, or the stored bytes changed."""
+    """The records were written with another key, or the stored bytes changed."""
 
     code = "decryption_failed"
 
@@ -378,19 +388,19 @@ class DecryptionFailedError(StreamfoldError):
 
 
 class UnauthenticatedError(StreamfoldError):
-    """The caller is unknown; the message never repeats the secret that it presented."""
+    """The caller is unknown. The message never repeats the presented secret."""
 
     code = "authn"
 
 
 class PermissionDeniedError(StreamfoldError):
-    """The caller is known, but may not do this."""
+    """The caller is known but may not do this."""
 
     code = "permission_denied"
 
 
 class RetryLaterError(StreamfoldError):
-    """Nothing happened; the same call may succeed later."""
+    """Nothing happened. The same call may succeed later."""
 
     code = "unavailable"
 
@@ -411,25 +421,13 @@ class StoreRecoveringError(RetryLaterError):
 
 
 class StorageFullError(RetryLaterError):
-    """Storage has no room for more records; trims and deletions still work, and free some."""
+    """Storage has no room for more records. Trims and deletions still work and free some."""
 
     code = "storage_full"
 
 
-class UploadsBusyError(RetryLaterError):
-    """Other uploads have as many files open as allowed; nothing was stored."""
-
-    code = "uploads_busy"
-
-    def __init__(self, most: int, seconds: float) -> None:
-        super().__init__(
-            f"{most} large uploads are running, which is the most at once, and none ended within "
-            f"{seconds:g} seconds: nothing was stored; send it again later"
-        )
-
-
 class ServerBusyError(RetryLaterError):
-    """The server handles as many requests as it takes at once."""
+    """The server already handles its maximum number of requests."""
 
     code = "server_busy"
 
@@ -440,15 +438,19 @@ class ServerBusyError(RetryLaterError):
         )
 
 
+class NotActiveError(RetryLaterError):
+    """Another server has or may have the store. This one stands by."""
+
+
 class BlobUnavailableError(RetryLaterError):
     code = "blob_unavailable"
     public_message = "storage did not answer, or refused: nothing was changed; try again later"
-    #: Whether storage may answer the same request a moment later: it did not refuse it.
+    #: Whether the same request may succeed a moment later, because storage did not reject it.
     transient = False
 
 
 class OutcomeUnknownError(StreamfoldError):
-    """The write may or may not have taken effect; only reading back shows which."""
+    """The write may or may not have taken effect. Only reading back shows which."""
 
     code = "outcome_unknown"
     definite = False
@@ -463,7 +465,7 @@ class BlobOutcomeUnknownError(OutcomeUnknownError):
 
 
 class WriterFencedError(StreamfoldError):
-    """Another process opened this store for writing; this one may never write to it again."""
+    """Another process opened this store for writing. This one may never write to it again."""
 
     code = "writer_fenced"
     definite = False
@@ -474,8 +476,19 @@ class WriterFencedError(StreamfoldError):
         )
 
 
+class LeaseLostError(WriterFencedError):
+    """Another server has the store's lease. This one acknowledges nothing any more."""
+
+    def __init__(self, owner: str) -> None:
+        StreamfoldError.__init__(
+            self,
+            "another process opened this store and took over as its writer: "
+            f"{owner} has its lease; stop this process",
+        )
+
+
 class StorageError(StreamfoldError):
-    """Storage failed, or what it holds cannot be used."""
+    """Storage failed, or its contents are unusable."""
 
     code = "storage"
     public_message = "storage failed, or its data cannot be used: the server's log has details"
@@ -486,7 +499,7 @@ class DataCorruptError(StorageError):
 
 
 class DeviceFailedError(StorageError):
-    """The device failed to store a write; what it holds now is unknown."""
+    """The device failed to store a write. Its contents are now unknown."""
 
     code = "device_failed"
     definite = False

@@ -1,15 +1,14 @@
-"""Extension points: what a package outside this one may add, and how it is found.
+"""Extension points for other packages.
 
-Each kind (event sinks, formats, decoders, destinations, codecs) has one `Registry`. An extension is
-declared by one object: its id, a summary, what it can do, the type of its options, how it is opened.
-Those of Streamfold are one line each in their registry; others are entry points of installed packages,
-in the group of the registry and under the id:
+Each kind (event sinks, formats, decoders, destinations, codecs) has one `Registry`. One object declares
+an extension: its id, summary, capabilities, options and how to open it. Streamfold's own are listed in
+their registry. Others are entry points of installed packages, by id in the registry's group:
 
     [project.entry-points."streamfold.sinks"]
     file = "acme_sinks:FILE"
 
-Nothing is imported before it is used. Entry points need no shipping: executors of Spark find what is
-installed there. A declaration should be cheap to import: import large libraries in its `open`.
+Nothing is imported before it is used. Spark executors find the extensions that are installed there. A
+declaration should be cheap to import, so import large libraries in `open`.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
-    """What every declaration has."""
+    """Base of all declarations."""
 
-    #: Its name in configurations, in stored data and on the command line.
+    #: Its name in configurations, stored data and on the command line.
     id: str
     #: One line for help and documentation, without a full stop.
     summary: str
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of an extension's options: one field for each, described by `msgspec.Meta`."""
+    """Base of an extension's options, each a field described by `msgspec.Meta`."""
 
 
 E = TypeVar("E", bound=Extension)
 
 
 class ExtensionBrokenError(InvalidError):
-    """An installed package declares an extension that cannot be used."""
+    """An installed package declares an unusable extension."""
 
     code = "extension_broken"
 
 
 class Registry(Generic[E]):
-    """The extensions of one kind, by id.
+    """The extensions of one kind by id.
 
-    `builtin` has Streamfold's own as `module:attribute`; their ids cannot be taken by others.
+    `builtin` has Streamfold's own as `module:attribute`. Other packages cannot reuse their ids.
     """
 
     def __init__(self, group: str, noun: str, kind: type[E], builtin: Mapping[str, str]) -> None:
@@ -67,11 +66,11 @@ class Registry(Generic[E]):
         self._installed: dict[str, list[EntryPoint]] | None = None
 
     def __iter__(self) -> Iterator[E]:
-        """Load all extensions, Streamfold's first; log and skip those that are broken."""
-        return self.known(self.ids())
+        """Load all extensions, Streamfold's first. Logs and skips broken ones."""
+        return self.existing(self.ids())
 
-    def known(self, names: Iterable[str]) -> Iterator[E]:
-        """Load those of these ids that exist; log and skip those that are broken."""
+    def existing(self, names: Iterable[str]) -> Iterator[E]:
+        """Load the existing extensions among `names`. Logs and skips broken ones."""
         for name in names:
             if name in self:
                 try:
@@ -83,18 +82,18 @@ class Registry(Generic[E]):
         return name in self._builtin or name in self._loaded or name in self._entry_points()
 
     def ids(self) -> tuple[str, ...]:
-        """Return all ids, Streamfold's first; loads nothing."""
+        """Return all ids, Streamfold's first, without loading any."""
         others = {*self._loaded, *self._entry_points()} - set(self._builtin)
         return (*self._builtin, *sorted(others))
 
     def get(self, name: str) -> E:
-        """Return the extension; InvalidError names those that exist, ExtensionBrokenError a repair."""
+        """Return the extension. Raises InvalidError if unknown, ExtensionBrokenError if broken."""
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def register(self, extension: E) -> None:
-        """Add an extension to this process alone: executors of Spark do not see it."""
+        """Add an extension to this process only. Spark executors do not see it."""
         if extension.id in self:
             raise InvalidError(f"{self.noun} {extension.id!r} exists already: choose another id")
         self._loaded[extension.id] = extension
@@ -116,14 +115,16 @@ class Registry(Generic[E]):
 
     def _load_installed(self, point: EntryPoint) -> E:
         try:
-            found = point.load()
-        except Exception as error:  # importing the module of another package may raise anything
+            extension = point.load()
+        except Exception as error:  # another package's module may raise anything
             raise self._broken(point, f"{type(error).__name__}: {error}") from error
-        if not isinstance(found, self._kind):
+        if not isinstance(extension, self._kind):
             raise self._broken(point, f"{point.value} is not a {self._kind.__name__}")
-        if found.id != point.name:
-            raise self._broken(point, f"its id is {found.id!r}, not the name of the entry point")
-        return found
+        if extension.id != point.name:
+            raise self._broken(
+                point, f"its id is {extension.id!r}, not the name of the entry point"
+            )
+        return extension
 
     def _broken(self, point: EntryPoint, reason: str) -> ExtensionBrokenError:
         return ExtensionBrokenError(
@@ -133,7 +134,7 @@ class Registry(Generic[E]):
 
     def _entry_points(self) -> dict[str, list[EntryPoint]]:
         if self._installed is None:
-            found: dict[str, list[EntryPoint]] = {}
+            points: dict[str, list[EntryPoint]] = {}
             for point in entry_points(group=self.group):
                 if point.name in self._builtin:
                     _LOG.warning(
@@ -141,15 +142,15 @@ class Registry(Generic[E]):
                         self.noun, point.name, _package(point),
                     )  # fmt: skip
                 else:
-                    found.setdefault(point.name, []).append(point)
-            self._installed = found
+                    points.setdefault(point.name, []).append(point)
+            self._installed = points
         return self._installed
 
 
-def must_be_one_of(known: Iterable[str], given: str) -> str:
-    """Return the rule that `given` breaks, with the id that was probably meant."""
-    names = list(known)
-    near = difflib.get_close_matches(given, names, 1)
+def must_be_one_of(ids: Iterable[str], unknown: str) -> str:
+    """Return the rule that `unknown` breaks, with the id probably meant."""
+    names = list(ids)
+    near = difflib.get_close_matches(unknown, names, 1)
     return f"must be one of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
 
 

@@ -1,8 +1,8 @@
-"""Optional packages: imported at first use, and named with their extra when they are missing."""
+"""Optional packages, imported on first use. Errors name the missing extra."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,10 +11,10 @@ from streamfold.errors import StreamfoldError
 
 
 class ExtraMissingError(StreamfoldError, ModuleNotFoundError):
-    """A needed package belongs to an extra that is not installed; also a `ModuleNotFoundError`."""
+    """A package of an extra that is not installed. Also a `ModuleNotFoundError`."""
 
     code = "extra_missing"
-    name = ""  # hides that of ImportError, which is not among the fields of an instance
+    name = ""  # hides ImportError's, which is not an instance field
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
@@ -24,14 +24,14 @@ class ExtraMissingError(StreamfoldError, ModuleNotFoundError):
 
 
 def check_installed(package: str, extra: str) -> None:
-    """Raise ExtraMissingError if `package` is missing, without the cost of importing it."""
+    """Raise ExtraMissingError if `package` is missing, without importing it."""
     if find_spec(package) is None:
         raise ExtraMissingError(package, extra)
 
 
 @contextmanager
 def needing_extra(extra: str) -> Iterator[None]:
-    """Name `extra` when an import in the block finds no package; the outermost block decides."""
+    """Name `extra` if an import in the block fails. The outermost block decides."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -44,8 +44,12 @@ def needing_extra(extra: str) -> Iterator[None]:
     raise ExtraMissingError(missing, extra)
 
 
-def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of `package`, which imports the module of a name at its first use."""
+def lazy_exports(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return the `__getattr__` of `package`, which imports names on first use.
+
+    `names` lists each module's names.
+    """
+    modules = {name: module for module, exported in names.items() for name in exported}
 
     def load(name: str) -> object:
         if name not in modules:

@@ -1,8 +1,8 @@
-"""HTTP requests to other servers, by one library and one set of rules.
+"""HTTP requests to other servers, with one library and one set of rules.
 
-A request goes where its URL says: neither redirects nor proxies of the environment change that. Answers
-are not decompressed, so a small one never becomes large. httpx's transports are used without its
-client, which logs whole URLs (upstream defect 16): some hold secrets.
+Requests go exactly to their URL, regardless of redirects and proxy variables. Responses are not
+decompressed, so a small one never becomes large. Uses httpx's transports without its client, which logs
+whole URLs (upstream defect 16), and some contain secrets.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import httpcore
 import httpx
 
-#: Bytes to receive at once.
+#: Bytes per read.
 _READ_BYTES = 1 << 20
-#: As httpx has them: connections of one transport, and seconds that one is kept without a request.
+#: httpx's defaults: connections per transport, and seconds that one may be idle.
 _CONNECTIONS_MAX, _IDLE_SECONDS = 100, 5.0
-#: For servers without TLS; it trusts no certificate.
+#: For servers without TLS. Trusts no certificate.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -34,9 +34,9 @@ def build_request(
     timeout: float,
     **extensions: Any,
 ) -> httpx.Request:
-    """Return a request for `target`, path and query exactly as given, to a server.
+    """Return a request to a server for `target`, the exact path and query.
 
-    `timeout`: seconds for the connection, and between any two pieces of the answer.
+    `timeout`: seconds to connect, and between two pieces of the response.
     """
     return httpx.Request(
         method,
@@ -52,9 +52,9 @@ def build_request(
 
 
 class _LargeReads(httpcore.NetworkStream):
-    """A connection that receives as much at once as has arrived: each read costs 100 us of Python.
+    """A connection with large reads, because each read costs 100 us of Python.
 
-    The library asks for 64 KiB. With TLS it gets 16 KiB anyway, so `start_tls` returns its own stream.
+    The library reads 64 KiB. TLS reads return at most 16 KiB, so `start_tls` returns a plain stream.
     """
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
@@ -99,23 +99,23 @@ class _Transport(httpx.HTTPTransport):
 
 
 def open_transport(origin: httpx.URL, tls: ssl.SSLContext | None = None) -> httpx.HTTPTransport:
-    """Return a transport that keeps connections to a server alive."""
+    """Return a transport that reuses connections to a server."""
     if tls is None:
         tls = ssl.create_default_context() if origin.scheme == "https" else _NO_TLS
     return _Transport(tls)
 
 
 class AsyncHttp:
-    """Sends requests from any event loop, each over a connection of its own."""
+    """Sends requests from any event loop, each over its own connection."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
 
     @asynccontextmanager
     async def send(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
-        """The answer before its body is read; raises httpx.TransportError without one."""
+        """Yield the response before its body is read. Raises httpx.TransportError."""
         if self._tls is None and request.url.scheme == "https":
-            # In a thread: loading the authorities would hold the event loop for long.
+            # In a thread, because loading the authorities would block the event loop.
             self._tls = await asyncio.to_thread(ssl.create_default_context)
         request.headers["connection"] = "close"
         tls = self._tls or _NO_TLS
@@ -128,9 +128,9 @@ class AsyncHttp:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the first OSError that led to an error of httpx; the error itself if none did."""
-    found, link = error, error.__cause__ or error.__context__
+    """Return the OSError that caused an httpx error, or the error itself."""
+    cause, link = error, error.__cause__ or error.__context__
     while link is not None:
-        found = link if isinstance(link, OSError) else found
+        cause = link if isinstance(link, OSError) else cause
         link = link.__cause__ or link.__context__
-    return found
+    return cause

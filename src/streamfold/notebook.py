@@ -1,30 +1,30 @@
-"""HTML by which notebooks show streams, plans and archives; every text in it is escaped."""
+"""Escaped HTML that shows streams, plans and archives in notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-#: Rows of a table at most, the last ones: a notebook keeps what it shows.
+#: Maximum rows of a table, which shows the last ones: notebooks are saved with their output.
 ROWS_MAX = 50
-#: Characters of a body that are shown.
+#: Maximum characters shown of a body.
 _BODY_MAX = 100
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with a title; None is an empty cell."""
-    kept = list(rows)
-    left_out = len(kept) - ROWS_MAX
+    """Return a table with a title. None is an empty cell."""
+    shown = list(rows)
+    left_out = len(shown) - ROWS_MAX
     if left_out > 0:
-        title, kept = f"{title} ({left_out} earlier rows are left out)", kept[-ROWS_MAX:]
+        title, shown = f"{title} ({left_out} earlier rows are left out)", shown[-ROWS_MAX:]
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in kept)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in shown)
     caption = f'<caption style="text-align: left"><b>{escape(title)}</b></caption>'
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def body_text(body: bytes) -> str:
-    """The beginning of a body as text; bytes that are not UTF-8 are shown as escapes."""
+    """Return the beginning of a body as text, with invalid UTF-8 escaped."""
     text = body[: 4 * _BODY_MAX].decode(errors="backslashreplace")
     return text if len(text) <= _BODY_MAX else f"{text[:_BODY_MAX]}…"
 

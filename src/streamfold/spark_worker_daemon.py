@@ -1,4 +1,4 @@
-"""PySpark's daemon, which forks Python workers, without a traceback per worker that Spark drops.
+"""PySpark's worker daemon without a traceback for each worker that Spark drops.
 
 Spark closes the connection of a worker whose remaining rows it does not need, as `show` and `limit` do,
 or that was idle for a minute. PySpark's daemon then prints a `BrokenPipeError` (upstream defect 11). A
@@ -17,7 +17,7 @@ _serve = daemon.worker
 
 
 def worker(connection: socket.socket, authenticated: bool) -> int:
-    """Serve one task; return the status for the worker's end, also if Spark has left."""
+    """Serve one task and return the worker's exit status, even if Spark has disconnected."""
     try:
         status: int = _serve(connection, authenticated)
     except (BrokenPipeError, ConnectionResetError):

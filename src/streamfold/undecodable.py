@@ -1,6 +1,6 @@
-"""What msgspec raises for bytes that it cannot decode.
+"""The exceptions that msgspec raises for undecodable bytes.
 
-Apart from `errors`, which verbs of the command line load that decode nothing.
+Separate from `errors`, which commands load that decode nothing.
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ from typing import Final
 
 import msgspec
 
-#: Errors of its own, and Python's for text that is not UTF-8 and for deep nesting.
+#: msgspec's own, and Python's for invalid UTF-8 and deep nesting.
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

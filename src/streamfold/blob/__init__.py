@@ -6,6 +6,7 @@ from streamfold.blob.destinations import (
     DESTINATIONS,
     CredentialProvider,
     DestinationType,
+    location_url,
     open_blob_store,
 )
 from streamfold.blob.local_store import LocalBlobStore
@@ -17,6 +18,7 @@ __all__ = [
     "BlobMeta",
     "BlobStore",
     "DEFAULT_CHUNK_SIZE",
+    "location_url",
     "open_blob_store",
     "CredentialProvider",
     "DestinationType",

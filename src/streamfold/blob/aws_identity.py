@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -58,25 +58,19 @@ class CredentialsUnavailableError(RetryLaterError):
     code = "credentials_unavailable"
 
 
-def utc_now() -> datetime:
-    """Return the current time, which decides whether credentials have expired."""
-    return datetime.now(UTC)
-
-
 class AwsIdentity:
     """Credentials, region and endpoint that botocore finds; safe to use from any thread."""
 
-    def __init__(self, session: Any, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(self, session: Any) -> None:
         self._session = session
-        self._now = now
-        self._found: Any = None
+        self._credentials: Any = None
         # A session is not made for several threads, and one request for new credentials is enough.
         self._one_at_a_time = threading.Lock()
 
     def region(self) -> str | None:
         """Return the region of the profile, if it has one."""
-        found: str | None = self._session.get_config_variable("region")
-        return found
+        region: str | None = self._session.get_config_variable("region")
+        return region
 
     def endpoint(self) -> str | None:
         """Return the endpoint of S3 in the profile, if it has one."""
@@ -87,13 +81,13 @@ class AwsIdentity:
             scoped_config=self._session.get_scoped_config(),
             client_name="s3",
         )
-        found: str | None = provider.provide()
-        return found
+        endpoint: str | None = provider.provide()
+        return endpoint
 
     def credentials(self) -> S3Credential:
         """Return current credentials in obstore's form; may wait for the network."""
         with self._one_at_a_time:
-            return storage_credential(self._load(), self._now())
+            return storage_credential(self._load(), datetime.now(UTC))
 
     def expires(self) -> bool:
         """Return whether the credentials are replaced from time to time."""
@@ -103,15 +97,15 @@ class AwsIdentity:
             return isinstance(self._load(), RefreshableCredentials)
 
     def _load(self) -> Any:
-        if self._found is None:
+        if self._credentials is None:
             with explained():
-                self._found = self._session.get_credentials()
-        if self._found is None:
+                self._credentials = self._session.get_credentials()
+        if self._credentials is None:
             raise CredentialsUnavailableError(
                 "there are no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or give the machine a role"
             )
-        return self._found
+        return self._credentials
 
 
 def find_identity(environment: Mapping[str, str]) -> AwsIdentity | None:
@@ -167,11 +161,11 @@ def open_session() -> Any:
     return session
 
 
-def storage_credential(found: Any, now: datetime) -> S3Credential:
+def storage_credential(credentials: Any, now: datetime) -> S3Credential:
     """Return botocore's current credentials, renewed if that is due."""
     with explained():
-        frozen = found.get_frozen_credentials()
-    ends: datetime | None = getattr(found, "_expiry_time", None)
+        frozen = credentials.get_frozen_credentials()
+    ends: datetime | None = getattr(credentials, "_expiry_time", None)
     lasts = now + LIFETIME
     return {
         "access_key_id": frozen.access_key,

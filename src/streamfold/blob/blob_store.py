@@ -1,15 +1,15 @@
-"""The seam to object storage: what every backend guarantees.
+"""The object storage interface: what every backend guarantees.
 
-A backend of your own subclasses `BlobStore` and runs `streamfold.testing.BlobStoreConformance`.
+To add a backend, subclass `BlobStore` and run `streamfold.testing.BlobStoreConformance`.
 
 Errors, the same for all backends:
 
-- `InvalidError`: the key, prefix or range breaks a rule; nothing was asked of storage.
-- `BlobNotFoundError`, `BlobExistsError`, `BlobChangedError`: what storage said about that key.
-- `BlobUnavailableError`: storage did not answer or refused; a write certainly had no effect.
-- `BlobOutcomeUnknownError`: a write may or may not have had its effect; read back before repeating.
+- `InvalidError`: the key, prefix or range breaks a rule. Storage was not asked.
+- `BlobNotFoundError`, `BlobExistsError`, `BlobChangedError`: storage's answer about the key.
+- `BlobUnavailableError`: storage did not answer or refused. A write certainly had no effect.
+- `BlobOutcomeUnknownError`: a write may or may not have taken effect. Read back before repeating.
 
-Every backend can keep the rules of a key, so that keys move between them:
+Every backend supports these keys, so they can move between backends:
 
     key      = segment *( "/" segment )         at most KEY_MAX bytes
     segment  = 1 to SEGMENT_MAX bytes of UTF-8, not "." or "..", no control characters
@@ -17,6 +17,7 @@ Every backend can keep the rules of a key, so that keys move between them:
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -24,23 +25,24 @@ from datetime import datetime
 
 from streamfold.errors import ConflictError, InvalidError
 
-#: Bytes of UTF-8. S3 takes 1,024 for the store's prefix and the key together.
+#: Maximum bytes of UTF-8. S3 allows 1,024 for the store's prefix and the key together.
 KEY_MAX = 900
-#: Bytes of UTF-8: the longest file name that common file systems take.
+#: Maximum bytes of UTF-8, as for file names on common file systems.
 SEGMENT_MAX = 255
-#: Bytes per piece of a streamed read: few enough requests, little enough memory.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: Bytes per piece of a streamed read: a compromise between requests and memory.
 DEFAULT_CHUNK_SIZE = 8 * 1024 * 1024
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that could leave the store's root or that some backend cannot hold."""
+    """Reject a key that could escape the store's root, or that some backend cannot hold."""
     _check_text(key, "blob key")
     for segment in key.split("/"):
         _check_segment(key, segment, "blob key")
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that no key can start with; the empty one matches all."""
+    """Reject a prefix that no key can start with. The empty prefix matches all."""
     if not prefix:
         return
     _check_text(prefix, "blob prefix")
@@ -53,7 +55,7 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_range(key: str, start: int, length: int) -> None:
-    """Refuse a range that counts from the end or backwards."""
+    """Reject a range with a negative start or length."""
     if start < 0 or length < 0:
         raise InvalidError(
             f"range of blob {key!r} has start {start} and length {length}: neither may be negative"
@@ -61,13 +63,13 @@ def check_range(key: str, start: int, length: int) -> None:
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    """Refuse empty pieces, which would never end."""
+    """Reject empty pieces, which would never end."""
     if chunk_size < 1:
         raise InvalidError(f"chunk_size {chunk_size} must be at least 1 byte")
 
 
 def _check_text(text: str, what: str) -> None:
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in text):
+    if _CONTROL.search(text):
         raise InvalidError(f"{what} {text!r} contains a control character: remove it")
     if _size(text, what, text) > KEY_MAX:
         raise InvalidError(f"{what} {text[:80]!r}... has more than {KEY_MAX} bytes: shorten it")
@@ -95,7 +97,7 @@ def _size(part: str, what: str, text: str) -> int:
 
 
 class BlobChangedError(ConflictError):
-    """Another write came in between: the blob is not the one that was read."""
+    """Another write replaced the blob since it was read."""
 
     code = "blob_changed"
     public_message = "storage holds something newer: nothing was changed; read it again"
@@ -103,7 +105,7 @@ class BlobChangedError(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class BlobMeta:
-    """What storage says about one blob; `etag` changes whenever the bytes do."""
+    """Metadata of a blob. `etag` changes whenever the bytes do."""
 
     key: str
     size: int
@@ -112,8 +114,8 @@ class BlobMeta:
 
 
 class BlobStore(ABC):
-    """Whole blobs under keys; safe to share between tasks, and between processes and hosts
-    wherever the storage itself is shared.
+    """Whole blobs under keys. Safe to share between tasks, and between processes and hosts if the
+    storage is shared.
 
     Keys are `/`-separated: see `streamfold.blob.blob_store` for the rules. A backend on a file system
     cannot hold both `a` and `a/b`, so portable callers do not use a key as another one's folder.
@@ -121,67 +123,67 @@ class BlobStore(ABC):
 
     @abstractmethod
     async def put(self, key: str, data: bytes | AsyncIterator[bytes]) -> None:
-        """Write the blob durably, whole or not at all, replacing an existing one.
+        """Write or replace the blob durably and atomically.
 
-        When it returns, the bytes survive a power cut. Readers see the old blob or the new one,
-        never a part. An iterator is sent as it comes, in bounded memory; when it raises, that
-        error comes out unchanged and nothing was written.
+        Once this returns, the bytes survive a power cut. Readers see the old blob or the new one,
+        never a part. An iterator is sent as it is read, in bounded memory. Its errors are raised
+        unchanged, and nothing is written.
         """
 
     @abstractmethod
     async def put_if_absent(self, key: str, data: bytes) -> str:
-        """Write the blob durably only if none exists, and return its etag; of any number of
-        racing callers, in one process or many, at most one succeeds.
+        """Write the blob durably only if none exists, and return its etag.
 
-        Raises `BlobExistsError` when a blob exists already, even one with the same bytes.
-        A backend that loses an answer finds out whose write it was before it says so.
+        Of any number of racing callers, in one process or many, at most one succeeds. Raises
+        `BlobExistsError` if a blob exists, even with the same bytes. A backend that loses an answer
+        first finds out whose write it was.
         """
 
     @abstractmethod
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        """Replace the blob durably only if its etag is `etag`, and return the new one; of any
-        number of racing callers with one etag, in one process or many, at most one succeeds.
+        """Replace the blob durably only if its etag is `etag`, and return the new etag.
 
-        Raises `BlobChangedError` when the blob was replaced meanwhile, `BlobNotFoundError` when
-        there is none. An etag may depend on the bytes alone, so the caller must never repeat bytes,
-        and must write such a blob by conditional calls only.
+        Of any number of racing callers with one etag, in one process or many, at most one succeeds.
+        Raises `BlobChangedError` if the blob was replaced, `BlobNotFoundError` if it does not exist.
+        An etag may depend on the bytes alone, so callers must never repeat bytes, and must write such
+        a blob by conditional calls only.
         """
 
     @abstractmethod
     async def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """Return the whole blob, and the etag of just these bytes for `put_if_match`.
+        """Return the whole blob with its etag for `put_if_match`.
 
-        The blob is durable when this returns, so a power cut cannot undo what the caller builds on.
+        The blob is durable once this returns, so a power cut cannot undo what the caller relies on.
         """
 
     @abstractmethod
     async def get(self, key: str) -> bytes:
-        """Return the whole blob, held in memory at once: `stream` does not."""
+        """Return the whole blob in memory. `stream` uses less."""
 
     @abstractmethod
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return `blob[start : start + length]`: shorter, or empty, past the end."""
+        """Return `blob[start : start + length]`, shorter or empty past the end."""
 
     @abstractmethod
     def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
         """Yield the blob in pieces of `chunk_size` bytes, the last one shorter.
 
-        All pieces are of one version: if the blob is replaced meanwhile, the old one continues, or
-        the stream ends with `BlobUnavailableError`.
+        All pieces are of one version. If the blob is replaced meanwhile, the old version continues, or
+        the stream raises `BlobUnavailableError`.
         """
 
     @abstractmethod
     async def head(self, key: str) -> BlobMeta:
-        """Return what storage knows about the blob without reading it."""
+        """Return the blob's metadata without reading it."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
-        """Yield every blob whose key starts with `prefix`, by UTF-8 byte order of the keys.
+        """Yield all blobs whose keys start with `prefix`, in UTF-8 byte order of keys.
 
-        The prefix is text, not a folder: `a` finds `a`, `ab` and `a/b`. Blobs written or deleted
-        while the listing runs may or may not be in it; all others are.
+        The prefix is text, not a folder: `a` matches `a`, `ab` and `a/b`. Blobs written or deleted
+        during the listing may or may not be included.
         """
 
     @abstractmethod
     async def delete(self, key: str) -> None:
-        """Remove the blob durably; a missing one is fine."""
+        """Delete the blob durably. Succeeds if it does not exist."""

@@ -1,9 +1,10 @@
-"""Kinds of object storage, by the types that configurations name, and blob stores by URL."""
+"""Kinds of object storage by their type in configurations, and blob stores by URL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from streamfold.blob.obstore.store import ObstoreBlobStore
 from streamfold.errors import InvalidError
 from streamfold.extensions import Extension, Options, Registry
 
-#: Gives credentials of S3 as obstore takes them, for as long as they say.
+#: Returns S3 credentials in obstore's form, with their expiry.
 CredentialProvider: TypeAlias = Callable[[], Any]
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - the options
@@ -28,16 +29,16 @@ class DestinationType(Extension, Generic[O]):
     options: type[O]
     #: Returns the URL of the folder that the options name.
     locate: Callable[[O], str]
-    #: Returns the store at such a URL or at a folder below it; contacts nothing. It gets the values
-    #: of `open_options`, and what callers of `open_blob_store` give.
+    #: Returns the store at such a URL or at a folder below it, without contacting it. Called with the
+    #: values of `open_options` and the options of `open_blob_store`.
     open: Callable[[str, Mapping[str, Any]], BlobStore]
-    #: Options that are not part of the URL.
+    #: Options outside the URL.
     open_options: tuple[str, ...] = ()
-    #: Whether `open` takes a `credential_provider` of AWS, and `credentials` is among the options.
+    #: Whether `open` takes an AWS `credential_provider`, and `credentials` is an option.
     takes_credentials: bool = False
 
 
-#: Every kind of storage but `memory:`, which one process alone sees.
+#: All kinds of storage except `memory:`, which only one process sees.
 DESTINATIONS: Registry[DestinationType[Any]] = Registry(
     "streamfold.destinations",
     "destination",
@@ -49,13 +50,13 @@ DESTINATIONS: Registry[DestinationType[Any]] = Registry(
         "azure": "streamfold.blob.obstore.services:AZURE",
     },
 )
-#: Schemes of URLs that are not the ids.
+#: Kinds by URL scheme, where it is not the id.
 _IDS = {"file": "local", "gs": "gcs", "az": "azure"}
 _FORMS = {"local": "file:///", "gcs": "gs://", "azure": "az://"}
 
 
 def destination_type(scheme: str) -> DestinationType[Any] | None:
-    """Return the kind of storage whose URLs have this scheme; None if there is none."""
+    """Return the kind of storage with this URL scheme, or None."""
     name = _IDS.get(scheme, scheme)
     if scheme in _IDS.values() or name not in DESTINATIONS:
         return None
@@ -63,14 +64,21 @@ def destination_type(scheme: str) -> DestinationType[Any] | None:
 
 
 def url_forms() -> list[str]:
-    """Return how URLs of each kind begin."""
+    """Return the beginning of each kind's URLs."""
     return [_FORMS.get(name, f"{name}://") for name in DESTINATIONS.ids()]
 
 
 def refuse_options(url: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidError if options were given to storage that takes none."""
+    """Raise InvalidError if there are options, for storage that takes none."""
     if options:
         raise InvalidError(f"blob store {url!r} takes no options, but got {sorted(options)}")
+
+
+def location_url(location: str | Path) -> str:
+    """Return the URL of a location, which is a URL or a folder path."""
+    if isinstance(location, str) and ":" in location:
+        return location
+    return Path(location).expanduser().absolute().as_uri()
 
 
 @overload
@@ -80,20 +88,19 @@ def open_blob_store(
     url: str, *, credential_provider: CredentialProvider | None, **options: str
 ) -> BlobStore: ...
 def open_blob_store(url: str, **options: Any) -> BlobStore:
-    """Return the store that `url` names; storage is not contacted yet.
+    """Return the store at `url`, without contacting it.
 
     - `memory:` is empty and private to the returned object.
-    - `file:///folder` keeps files in that folder, created if missing.
+    - `file:///folder` stores files in that folder, which is created if missing.
     - `s3://bucket/prefix` finds endpoint, region and credentials as AWS tools do
       (see `streamfold.blob.aws_identity`), or from options named as in obstore's `S3Config`:
       `endpoint`, `region`, `access_key_id`, `secret_access_key`, `session_token`. An `http://`
       endpoint is allowed.
     - `gs://bucket/prefix`, `az://container/prefix`: likewise, with `GCSConfig` and `AzureConfig`.
-    - `<type>://…`: a destination that an installed package adds.
+    - `<type>://…`: a destination from an installed package.
 
-    S3, GCS and Azure also take the fields of `RequestLimits` as options, all as text. S3 takes a
-    `credential_provider` instead of credentials: it is called, from any thread, whenever some are
-    needed.
+    S3, GCS and Azure also take the fields of `RequestLimits` as text options. S3 takes a
+    `credential_provider` instead of credentials. It is called from any thread.
     """
     provider = options.pop("credential_provider", None)
     parts = urlsplit(url)

@@ -1,17 +1,17 @@
-"""Files that survive a power cut, and how they are read as blobs.
+"""Writes files that survive a power cut, and reads them as blobs.
 
-This is the one module that calls fsync for blobs. Neither obstore nor a plain `rename` does this. A
-file system may write the new name to disk before the bytes under it, and leave an empty file after
-a power cut, or forget the name, or the folder that it is in. So, in this order:
+Only this module calls fsync for blobs. Neither obstore nor a plain `rename` does. A file system may
+store a new name before its bytes, which leaves an empty file after a power cut, or lose the name or its
+folder. So, in this order:
 
-1. write the bytes to a draft that no listing shows, and fsync it: no name ever leads to half a blob;
-2. create missing folders, and fsync the parent of each: the path to the blob is on disk;
-3. give the draft its name, by rename (replaces) or by link (fails if the name is taken; the kernel
+1. write the bytes to an unlisted draft and fsync it, so that no name ever leads to half a blob;
+2. create missing folders and fsync their parents, so that the path is on disk;
+3. give the draft its name, by rename (replaces) or by link (fails if the name exists; the kernel
    decides between processes);
-4. fsync the folder that holds the name. Only then does the call return.
+4. fsync the folder of the name, and only then return.
 
-A process that is killed between 1 and 3 leaves its draft in `DRAFTS`. Drafts are locked while they are
-written, and a lock ends with its process: the next process that opens the store removes unlocked ones.
+A process killed between 1 and 3 leaves its draft in `DRAFTS`. Drafts are locked while being written,
+and a lock ends with its process. The next process that opens the store removes unlocked drafts.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from streamfold.errors import BlobOutcomeUnknownError, InvalidError
 
 Fsync = Callable[[int], None]
 
-#: Folder under the root that holds files not yet published; no key may begin with it.
+#: Folder of unpublished files under the root. No key may begin with it.
 DRAFTS = ".streamfold-drafts"
-#: File in `DRAFTS` that compare-and-swap locks.
+#: Lock file of compare-and-swap in `DRAFTS`.
 LOCK = "lock"
-#: Folders remembered as being on disk: a bound on memory, not on folders.
+#: Maximum folders remembered as synced, which bounds memory, not folders.
 KNOWN_FOLDERS_MAX = 10_000
-#: Bytes that are written at once at most. Linux gives a file memory in pieces as large as what is
-#: written at once; on a virtual machine, a copy to pieces of 1 MiB or more may take five times as long.
+#: Maximum bytes per write. Linux allocates page cache in pieces as large as a write, and on a virtual
+#: machine, copying to pieces of 1 MiB or more may take five times as long.
 WRITE_AT_ONCE = 512 << 10
 
 
 class DurableTree:
-    """A folder tree in which a published file is on disk, with its name and all of its folders."""
+    """A folder tree where published files are on disk, including their names and folders."""
 
     def __init__(self, root: Path, fsync: Fsync = os.fsync) -> None:
         self._root = root
         self._fsync = fsync
-        # Folders whose own entry is known to be on disk. One that exists but is not in here may
-        # just have been created by another process that has not yet called fsync.
-        self._known = {root}
+        # Folders whose entries are known to be on disk. Any other existing folder may have just been
+        # created by a process that has not called fsync yet.
+        self._folders = {root}
         self._secure_root()
         self._remove_dead_drafts()
 
-    def open_draft(self) -> Draft:
+    def open_draft(self) -> DraftFile:
         """Return a new file that no reader can see."""
         folder = self._root / DRAFTS
         while True:
@@ -67,19 +67,19 @@ class DurableTree:
             except FileNotFoundError:
                 folder.mkdir(exist_ok=True)
                 continue
-            draft = Draft(path, descriptor)
+            draft = DraftFile(path, descriptor)
             if _try_lock(draft.descriptor) and os.fstat(draft.descriptor).st_nlink:
                 return draft
-            draft.close()  # a process that opens the store removed it before it was locked
+            draft.close()  # another process removed it before it was locked
 
-    def publish(self, draft: Draft, target: Path, *, replace: bool) -> None:
-        """Make the draft the file at `target`, on disk when this returns.
+    def publish(self, draft: DraftFile, target: Path, *, replace: bool) -> None:
+        """Make the draft the file at `target`. It is on disk when this returns.
 
-        Raises `FileExistsError` if the name is taken and `replace` is not set, once that name is
-        itself on disk; `BlobOutcomeUnknownError` if the name is given but may not be on disk.
+        Without `replace`, raises `FileExistsError` if the name exists, once that name is itself on
+        disk. Raises `BlobOutcomeUnknownError` if the file has its name, but perhaps not on disk.
         """
-        # The kernel's own timestamps are coarse: two files written within one tick, the second in
-        # the first one's inode, would look the same.
+        # The kernel's timestamps are coarse: two files written within one tick and with the same inode
+        # would look the same.
         stamp = time.time_ns()
         os.utime(draft.descriptor, ns=(stamp, stamp))
         self._fsync(draft.descriptor)
@@ -93,13 +93,13 @@ class DurableTree:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude every other holder, in this process and in others; a kill releases the lock."""
+        """Exclude all other lock holders in all processes. Killing the process releases the lock."""
         import fcntl  # Windows has none: other stores of this package must import there all the same
 
         folder = self._root / DRAFTS
         folder.mkdir(exist_ok=True)
-        # Each call opens the file anew: a lock belongs to the opening, so threads exclude each
-        # other too. The file stays, or a third one could lock a file that is not there any more.
+        # Each call opens the file, because a lock belongs to the open file description, so threads
+        # exclude each other too. The file stays, or a third process could lock a deleted file.
         descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -108,15 +108,15 @@ class DurableTree:
             os.close(descriptor)
 
     def secure_name(self, target: Path) -> None:
-        """Return when the name of `target` is on disk, even if another process created it."""
+        """Sync the name of `target`, even if another process created it."""
         try:
             self._sync_folder(target.parent)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EINVAL):
-                raise  # these two: a read-only file system, on which nothing is pending
+                raise  # a read-only file system, on which nothing is pending
 
     def remove(self, target: Path) -> None:
-        """Remove the file at `target`, if any; on disk when this returns."""
+        """Remove the file at `target`, if any. The removal is on disk when this returns."""
         if not target.is_file():
             return
         target.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ class DurableTree:
         except FileExistsError:
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a folder", str(target)) from None
-            # The winner may not have called fsync yet, and our caller will act on this.
+            # The winner may not have called fsync yet, and our caller relies on the name.
             self._sync_folder(target.parent)
             raise
 
@@ -146,13 +146,13 @@ class DurableTree:
         for path in reversed([folder for folder in folders if not folder.exists()]):
             _make_folder(path)
             self._sync_folder(path.parent)
-        # An existing root may be as new; folders above it are the operator's.
+        # An existing root may be new too. Folders above it are the operator's.
         with suppress(PermissionError):
             self._sync_folder(self._root.parent)
 
     def _secure_folder(self, folder: Path) -> None:
         missing = []
-        while folder != self._root and (folder not in self._known or not folder.is_dir()):
+        while folder != self._root and (folder not in self._folders or not folder.is_dir()):
             missing.append(folder)
             folder = folder.parent
         for path in reversed(missing):
@@ -161,7 +161,7 @@ class DurableTree:
             self._remember(path)
 
     def _remove_dead_drafts(self) -> None:
-        """Remove the drafts of processes that were killed, unless this one may only read."""
+        """Remove drafts of killed processes, unless this process may only read."""
         folder = self._root / DRAFTS
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             return
@@ -171,16 +171,16 @@ class DurableTree:
             with suppress(
                 FileNotFoundError, PermissionError
             ):  # published, removed, or another user's
-                draft = Draft(path, os.open(path, os.O_WRONLY))
+                draft = DraftFile(path, os.open(path, os.O_WRONLY))
                 if _try_lock(draft.descriptor):
                     draft.close()
                 else:
                     os.close(draft.descriptor)
 
     def _remember(self, folder: Path) -> None:
-        if len(self._known) >= KNOWN_FOLDERS_MAX:
-            self._known.clear()
-        self._known.add(folder)
+        if len(self._folders) >= KNOWN_FOLDERS_MAX:
+            self._folders.clear()
+        self._folders.add(folder)
 
     def _sync_folder(self, folder: Path) -> None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -190,13 +190,13 @@ class DurableTree:
             os.close(descriptor)
 
 
-class Draft:
-    """An unpublished file; `close` removes its draft name, published or not."""
+class DraftFile:
+    """An unpublished file. `close` removes its draft name, whether published or not."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.descriptor = descriptor
-        #: Whether it has another name instead of its draft name.
+        #: Whether a rename has replaced its draft name.
         self.renamed = False
 
     def write(self, data: bytes | bytearray) -> None:
@@ -208,19 +208,19 @@ class Draft:
     def close(self) -> None:
         """Remove the draft name, and close the file.
 
-        In this order, because closing ends the lock: whoever takes a new draft for that of a dead
-        process holds it until the name is gone, and its maker makes another.
+        In this order, because closing releases the lock. A process that takes a new draft for a dead
+        one's keeps it locked until the name is gone, and its owner makes another.
         """
         try:
             if not self.renamed:
-                with suppress(FileNotFoundError):  # another process took it for a dead one's
+                with suppress(FileNotFoundError):  # another process mistook it for a dead one's
                     self.path.unlink()
         finally:
             os.close(self.descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock a file until it is closed; False if another opening of it is locked."""
+    """Lock a file until it is closed. Returns False if it is locked elsewhere."""
     import fcntl  # Windows has none: other stores of this package must import there all the same
 
     try:
@@ -242,24 +242,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One name in a folder: a blob with its key, or a folder whose name ends in a slash."""
+class FolderEntry:
+    """A folder entry: a blob with its key, or a folder whose name ends in a slash."""
 
     name: str
     meta: BlobMeta | None
 
 
-def scan_folder(path: Path, folder: str) -> list[Entry]:
-    """Return the entries of `path`, whose keys begin with `folder`, in the byte order of full keys.
+def scan_folder(path: Path, folder: str) -> list[FolderEntry]:
+    """Return the entries of `path` in byte order of their keys, which begin with `folder`.
 
-    A folder counts with its slash, so that `a-b` comes before all of `a/` as it does in keys.
+    Folders sort with their slash, so that `a-b` comes before `a/`, as in keys.
     """
     try:
         with os.scandir(path) as names:
-            found = [_to_entry(name, folder) for name in names]
+            entries = [_to_entry(name, folder) for name in names]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((entry for entry in found if entry), key=lambda entry: entry.name)
+    return sorted((entry for entry in entries if entry), key=lambda entry: entry.name)
 
 
 def stat_blob(path: Path, key: str) -> BlobMeta:
@@ -275,7 +275,7 @@ def read_with_etag(path: Path) -> tuple[bytes, str]:
 
 
 def etag_of(status: os.stat_result) -> str:
-    """Return an etag that differs for any two files of one name: `DurableTree` sets their times."""
+    """Return an etag unique among files of one name, because `DurableTree` sets their times."""
     return f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 
@@ -301,10 +301,9 @@ def read_range(path: Path, start: int, length: int) -> bytes:
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end even when cancelled, and only then pass the cancellation on.
+    """Await `work` to its end even if cancelled, and only then raise the cancellation.
 
-    A thread cannot be stopped: closing a file under it could hit another file that got the same
-    descriptor meanwhile.
+    A thread cannot be stopped, and closing its file could hit another file with the same descriptor.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -320,15 +319,15 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _to_entry(name: os.DirEntry[str], folder: str) -> Entry | None:
+def _to_entry(name: os.DirEntry[str], folder: str) -> FolderEntry | None:
     key = folder + name.name
     if key == DRAFTS or name.is_symlink():
         return None
     try:
         check_key(key)
         if name.is_dir(follow_symlinks=False):
-            return Entry(key + "/", None)
-        return Entry(key, _to_meta(key, name.stat(follow_symlinks=False)))
+            return FolderEntry(key + "/", None)
+        return FolderEntry(key, _to_meta(key, name.stat(follow_symlinks=False)))
     except (InvalidError, OSError):
         return None  # not written by us, or deleted meanwhile
 

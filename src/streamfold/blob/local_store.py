@@ -1,7 +1,7 @@
 """Blobs as files under one folder, published by `streamfold.blob.local_files`.
 
-obstore's local store is not used: it renames before anything can be synced to disk, lists in no order,
-and reserves names that end in `#` and digits.
+obstore's local store is unsuitable: it renames before files can be synced, lists in no order, and
+reserves names that end in `#` and digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamfold.blob.blob_store import (
 from streamfold.blob.destinations import DestinationType, refuse_options
 from streamfold.blob.local_files import (
     DRAFTS,
-    Draft,
+    DraftFile,
     DurableTree,
     Fsync,
     etag_of,
@@ -52,17 +52,17 @@ from streamfold.extensions import Options
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Bytes gathered from an iterator before a thread writes them: a thread per small piece would cost
-#: more than the write. A smaller blob is written in one step: no file is open while its bytes arrive.
+#: Bytes gathered from an iterator before a thread writes them, because handing over small pieces costs
+#: more than writing. Smaller blobs are written in one step, without an open file while bytes arrive.
 WRITE_BUFFER = 1024 * 1024
 
 
 class LocalBlobStore(BlobStore):
-    """Blobs in files below `root`, which is created if missing; needs hard links and POSIX rename.
+    """Blobs in files below `root`, which is created if missing. Needs hard links and POSIX rename.
 
-    A listing holds the names of one folder per level in memory. Folders stay when their last blob
-    is deleted, and a name that is a folder cannot be a blob (`InvalidError`). Symbolic links are
-    not listed. Swaps exclude each other by `flock`, so a network file system must support that.
+    A listing holds the names of one folder per level in memory. Empty folders remain, and a folder's
+    name cannot be a blob's (`InvalidError`). Symbolic links are not listed. Swaps exclude each other by
+    `flock`, which a network file system must support.
     """
 
     def __init__(self, root: Path, *, fsync: Fsync = os.fsync) -> None:
@@ -108,7 +108,7 @@ class LocalBlobStore(BlobStore):
         path = self._path(key)
         opened: list[int] = []  # also if the caller is cancelled before it gets it
         try:
-            # An open file keeps its content, even after a rename over its name.
+            # An open file retains its content even if another is renamed over it.
             await self._read(key, lambda: opened.append(open_file(path)))
             while piece := await self._read(key, read_full, opened[0], chunk_size):
                 yield piece
@@ -149,17 +149,17 @@ class LocalBlobStore(BlobStore):
         return version
 
     def _swap(self, key: str, target: Path, data: bytes, etag: str) -> str:
-        # The kernel has no rename that compares first, so swaps exclude each other by a lock.
+        # The kernel has no compare-and-rename, so swaps take a lock.
         with self._tree.locked():
             try:
-                found = etag_of(target.stat()) if target.is_file() else None
+                current = etag_of(target.stat()) if target.is_file() else None
             except FileNotFoundError:
-                found = None
-            if found is None:
+                current = None
+            if current is None:
                 raise BlobNotFoundError(
                     f"blob {key!r} does not exist in {self._root}: not replaced"
                 )
-            if found != etag:
+            if current != etag:
                 raise BlobChangedError(
                     f"blob {key!r} in {self._root} is no longer the one that was read: it was not "
                     "replaced; read it again"
@@ -172,7 +172,7 @@ class LocalBlobStore(BlobStore):
             if len(first) < WRITE_BUFFER:
                 await self._change(key, self._write, target, first, True)
                 return
-            drafts: list[Draft] = []  # also if the caller is cancelled before it gets it
+            drafts: list[DraftFile] = []  # also if the caller is cancelled before it gets it
             try:
                 await self._change(key, lambda: drafts.append(self._tree.open_draft()))
                 await self._change(key, drafts[0].write, first)
@@ -193,7 +193,7 @@ class LocalBlobStore(BlobStore):
                     yield meta
 
     async def _read(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread; its file errors become those of a read."""
+        """Run `work` in a thread, and translate file errors to those of a read."""
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -205,7 +205,7 @@ class LocalBlobStore(BlobStore):
             ) from error
 
     async def _change(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread; its file errors become those of a write without effect."""
+        """Run `work` in a thread, and translate file errors to those of a write without effect."""
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (IsADirectoryError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Lets native threads leave Python before the interpreter shuts down, so that no exit aborts.
+"""Waits for native threads to leave Python before the interpreter shuts down, so no exit aborts.
 
 obstore finishes a request in a thread of its Rust runtime, which calls the event loop's
 `call_soon_threadsafe`. That call wakes the loop and only then returns. On a busy machine the main
@@ -19,22 +19,22 @@ import sys
 import threading
 import time
 
-#: Seconds after which the exit proceeds anyway. A callback needs microseconds, on a machine that is
-#: overloaded a few hundred milliseconds; a thread of another library may never return.
+#: Seconds after which the exit proceeds anyway. A callback takes microseconds, or a few hundred
+#: milliseconds on an overloaded machine. A thread of another library may never return.
 LONGEST_WAIT = 5.0
-#: Seconds between two checks: sleeping releases the lock that the native thread waits for.
+#: Seconds between checks. Sleeping releases the GIL, which the native thread waits for.
 PAUSE = 0.001
 
 
 def wait_for_native_threads() -> None:
-    """Return when no native thread is inside Python code, or after `LONGEST_WAIT` seconds."""
+    """Wait until no native thread runs Python code, for at most `LONGEST_WAIT` seconds."""
     deadline = time.monotonic() + LONGEST_WAIT
     while _native_threads_in_python() and time.monotonic() < deadline:
         time.sleep(PAUSE)
 
 
 def _native_threads_in_python() -> set[int]:
-    """Return the ids of threads that run Python code and that `threading` did not start."""
+    """Return the ids of threads that run Python code but were not started by `threading`."""
     started = {thread.ident for thread in threading.enumerate()}
     return {ident for ident in sys._current_frames() if ident not in started}
 

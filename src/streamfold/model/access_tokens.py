@@ -1,7 +1,7 @@
-"""Access tokens and their scopes. What a caller may do with one is in `grants`.
+"""Access tokens and their scopes. `grants` decides what a caller may do with one.
 
-A token allows the operations of its groups and those it names one by one, on the resources that its
-sets cover. A set that is not given covers nothing.
+A token allows the operations of its groups, and single named operations, on the resources in its sets.
+An omitted set is empty.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from streamfold.errors import InvalidError
 
 #: Bytes of UTF-8 in the id of an access token.
 TOKEN_ID_MAX = 96
-#: The prefix of every secret, so that a leaked one is recognized.
+#: The prefix of every secret, by which leaked ones are recognized.
 SECRET_PREFIX: Final = "sf_"  # noqa: S105 - how secrets begin, not one
 
 
-class Operation(enum.StrEnum):
-    """The operations that a token may allow."""
+class Right(enum.StrEnum):
+    """A right that a token may carry: the name of one of S2's operations."""
 
     LIST_BASINS = "list-basins"
     CREATE_BASIN = "create-basin"
@@ -56,70 +56,70 @@ class Group(enum.StrEnum):
     STREAM = "stream"
 
 
-#: The operations of each group, first those that read, then those that write. Reconfiguring a basin
-#: is in two: an account's writer may do it to any basin, a basin's writer to that one.
-GROUP_OPERATIONS: Final[dict[Group, tuple[frozenset[Operation], frozenset[Operation]]]] = {
+#: The operations of each group, reads first, then writes. Reconfiguring a basin is in two groups: an
+#: account's writer may reconfigure any basin, a basin's writer that one.
+GROUP_OPERATIONS: Final[dict[Group, tuple[frozenset[Right], frozenset[Right]]]] = {
     Group.ACCOUNT: (
         frozenset(
             {
-                Operation.LIST_BASINS,
-                Operation.LIST_ACCESS_TOKENS,
-                Operation.ACCOUNT_METRICS,
-                Operation.LIST_LOCATIONS,
-                Operation.GET_DEFAULT_LOCATION,
+                Right.LIST_BASINS,
+                Right.LIST_ACCESS_TOKENS,
+                Right.ACCOUNT_METRICS,
+                Right.LIST_LOCATIONS,
+                Right.GET_DEFAULT_LOCATION,
             }
         ),
         frozenset(
             {
-                Operation.CREATE_BASIN,
-                Operation.DELETE_BASIN,
-                Operation.RECONFIGURE_BASIN,
-                Operation.ISSUE_ACCESS_TOKEN,
-                Operation.REVOKE_ACCESS_TOKEN,
-                Operation.SET_DEFAULT_LOCATION,
+                Right.CREATE_BASIN,
+                Right.DELETE_BASIN,
+                Right.RECONFIGURE_BASIN,
+                Right.ISSUE_ACCESS_TOKEN,
+                Right.REVOKE_ACCESS_TOKEN,
+                Right.SET_DEFAULT_LOCATION,
             }
         ),
     ),
     Group.BASIN: (
-        frozenset({Operation.GET_BASIN_CONFIG, Operation.LIST_STREAMS, Operation.BASIN_METRICS}),
+        frozenset({Right.GET_BASIN_CONFIG, Right.LIST_STREAMS, Right.BASIN_METRICS}),
         frozenset(
             {
-                Operation.CREATE_STREAM,
-                Operation.DELETE_STREAM,
-                Operation.RECONFIGURE_STREAM,
-                Operation.RECONFIGURE_BASIN,
+                Right.CREATE_STREAM,
+                Right.DELETE_STREAM,
+                Right.RECONFIGURE_STREAM,
+                Right.RECONFIGURE_BASIN,
             }
         ),
     ),
     Group.STREAM: (
         frozenset(
             {
-                Operation.GET_STREAM_CONFIG,
-                Operation.CHECK_TAIL,
-                Operation.READ,
-                Operation.STREAM_METRICS,
+                Right.GET_STREAM_CONFIG,
+                Right.CHECK_TAIL,
+                Right.READ,
+                Right.STREAM_METRICS,
             }
         ),
-        frozenset({Operation.APPEND, Operation.TRIM, Operation.FENCE}),
+        frozenset({Right.APPEND, Right.TRIM, Right.FENCE}),
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSet:
-    """Names: exactly one, or all that begin with a prefix."""
+    """A set of names: exactly one, or all with a prefix."""
 
     text: str = ""
     is_prefix: bool = False
 
     @classmethod
     def exact(cls, name: str) -> ResourceSet:
-        """The set of one name; "" gives the empty set, because no name is empty."""
+        """Return the set of one name. "" gives the empty set, because no name is empty."""
         return cls(name)
 
     @classmethod
     def prefix(cls, prefix: str) -> ResourceSet:
-        """All names that begin with `prefix`; every name does with ""."""
+        """Return the set of all names with a prefix. "" gives the set of all names."""
         return cls(prefix, is_prefix=True)
 
     def contains(self, name: str) -> bool:
@@ -128,13 +128,13 @@ class ResourceSet:
         return bool(self.text) and name == self.text
 
     def meets(self, prefix: str) -> bool:
-        """Whether a name that begins with `prefix` can be in this set."""
+        """Return whether any name with this prefix can be in the set."""
         if self.is_prefix and prefix.startswith(self.text):
             return True
         return self != NOTHING and self.text.startswith(prefix)
 
     def covers(self, other: ResourceSet) -> bool:
-        """Whether every name in `other` is in this set."""
+        """Return whether this set contains all of `other`."""
         if other == NOTHING:
             return True
         if other.is_prefix and not self.is_prefix:
@@ -153,7 +153,7 @@ class Permission:
     read: bool = False
     write: bool = False
 
-    def operations(self, group: Group) -> frozenset[Operation]:
+    def operations(self, group: Group) -> frozenset[Right]:
         reading, writing = GROUP_OPERATIONS[group]
         return (reading if self.read else frozenset()) | (writing if self.write else frozenset())
 
@@ -176,11 +176,11 @@ class Scope:
     streams: ResourceSet = NOTHING
     access_tokens: ResourceSet = NOTHING
     op_groups: OperationGroups = OperationGroups()
-    ops: frozenset[Operation] = frozenset()
+    ops: frozenset[Right] = frozenset()
 
     @property
-    def operations(self) -> frozenset[Operation]:
-        """Every allowed operation, by its group or by name."""
+    def operations(self) -> frozenset[Right]:
+        """All allowed operations, by group or by name."""
         return self.ops.union(
             self.op_groups.account.operations(Group.ACCOUNT),
             self.op_groups.basin.operations(Group.BASIN),
@@ -190,15 +190,15 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """A token as requested and as listed, without its secret."""
+    """A token without its secret, as requested and listed."""
 
     id: str
     scope: Scope
-    #: Names of streams in requests get the prefix of `scope.streams`, names in listings lose it.
+    #: Whether stream names in requests get the prefix of `scope.streams`, and lose it in listings.
     auto_prefix_streams: bool = False
-    #: Milliseconds since the Unix epoch; never, if None.
+    #: Milliseconds since the Unix epoch, or None for never.
     expires_at: int | None = None
-    #: The same as given (RFC 3339): perhaps more exact, and in another time zone.
+    #: The same as requested (RFC 3339), possibly more exact and in another time zone.
     expires_at_text: str | None = None
 
     def expired(self, now: int) -> bool:
@@ -207,7 +207,7 @@ class AccessToken:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The secret that proves a token; its repr hides it, so that it is never logged."""
+    """A token's secret. Its repr hides it, so that it is never logged."""
 
     text: str = field(repr=False)
 
@@ -216,19 +216,19 @@ class Secret:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256. A secret is random and long, so that a slow hash would not protect it better."""
+        """SHA-256 of the secret, which is random and long, so a slow hash would add nothing."""
         return hashlib.sha256(self.text.encode(errors="replace")).digest()
 
 
 def parse_token_id(text: str) -> str:
-    """Return `text` as the id of an access token, or refuse it with the rule it breaks."""
+    """Return `text` as an access token id. Raises InvalidError with the rule it breaks."""
     if text in ("", ".", ".."):
         raise InvalidError(f"access token id {text!r} is not allowed: it may not be empty, . or ..")
     return parse_token_id_prefix(text, what="access token id")
 
 
 def parse_token_id_prefix(text: str, what: str = "access token prefix") -> str:
-    """Return `text` as a prefix or lower bound of access token ids; it may be empty."""
+    """Return `text` as a prefix or lower bound of access token ids. It may be empty."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

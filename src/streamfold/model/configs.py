@@ -1,7 +1,7 @@
-"""Configuration of basins and streams, and how the layers of it are resolved.
+"""Basin and stream configurations, and how their layers are resolved.
 
-A stream's configuration is resolved once, when the stream is created: what the request says, else
-the basin's default, else the system's. Later changes to a basin never touch streams that exist.
+A stream's configuration is resolved once, on creation: from the request, then the basin's default, then
+the system's. Later changes to a basin never affect existing streams.
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ class Cipher(enum.StrEnum):
 
 
 class Unset(enum.Enum):
-    """Marks a member that a reconfiguration does not mention, as opposed to one it resets."""
+    """Marks a member that a reconfiguration omits, as opposed to one that it resets."""
 
     UNSET = enum.auto()
 
 
 UNSET: Final = Unset.UNSET
 
-#: Retention that never forgets.
+#: Unlimited retention.
 INFINITE: Final = "infinite"
-#: Seconds after arrival at which a record is forgotten, or never.
+#: Seconds from a record's arrival to its expiry, or never.
 Retention: TypeAlias = int | Literal["infinite"]
 
 T = TypeVar("T")
-#: UNSET keeps a member, None resets it to the layer below, a value sets it.
+#: UNSET leaves a member unchanged, None resets it to the layer below, a value sets it.
 Change: TypeAlias = T | Unset | None
 
-#: 7 days, as S2 has it.
+#: 7 days, as in S2.
 DEFAULT_RETENTION_SECS = 604_800
 
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """The configuration that a stream has: every member has a value."""
+    """A stream's resolved configuration."""
 
     storage_class: StorageClass = StorageClass.EXPRESS
     retention: Retention = DEFAULT_RETENTION_SECS
     timestamp_mode: TimestampMode = TimestampMode.CLIENT_PREFER
     timestamp_uncapped: bool = False
-    #: Seconds without records after which the stream is deleted; 0 = never.
+    #: Seconds without records after which the stream is deleted. 0 = never.
     delete_on_empty_secs: int = 0
-    #: Whether publishing a snapshot trims what it covers; None = as its creation, or the store, says.
+    #: Whether publishing a snapshot trims the records that it covers. None: as the stream's creation
+    #: or the store says.
     trim_on_snapshot: bool | None = None
 
 
@@ -70,7 +71,7 @@ SYSTEM_DEFAULTS: Final = StreamConfig()
 
 @dataclass(frozen=True, slots=True)
 class StreamConfigLayer:
-    """A configuration as requested: None leaves a member to the layer below."""
+    """A requested configuration. Members that are None inherit from the layer below."""
 
     storage_class: StorageClass | None = None
     retention: Retention | None = None
@@ -88,7 +89,7 @@ class StreamConfigLayer:
 
 @dataclass(frozen=True, slots=True)
 class BasinConfig:
-    """What a basin gives to the streams that are created in it."""
+    """A basin's configuration and its defaults for new streams."""
 
     default_stream_config: StreamConfigLayer = field(default_factory=StreamConfigLayer)
     stream_cipher: Cipher | None = None
@@ -101,7 +102,7 @@ class BasinConfig:
 
 @dataclass(frozen=True, slots=True)
 class StreamReconfiguration:
-    """A change to a stream's configuration, or to a basin's default for streams."""
+    """A change to a stream's configuration, or to a basin's stream defaults."""
 
     storage_class: Change[StorageClass] = UNSET
     retention: Change[Retention] = UNSET
@@ -133,13 +134,13 @@ class BasinReconfiguration:
 
 
 def check_choice(choices: type[enum.StrEnum], value: object, what: str) -> None:
-    """Refuse a value that is none of `choices`, also where nothing checks types."""
+    """Reject a value that is not one of `choices`, even if its type was never checked."""
     if not (value is None or isinstance(value, Unset | choices)):
         raise InvalidError(f"{what} {value!r} is unknown: choose from {', '.join(choices)}")
 
 
 def check_retention(retention: Retention | None) -> None:
-    """Refuse a retention age that would remove records at once, or that is not a number."""
+    """Reject a retention age that is not a number, or that would remove records at once."""
     if retention is None or retention == INFINITE:
         return
     if not isinstance(retention, int) or retention <= 0:
@@ -155,23 +156,23 @@ def check_min_age(seconds: int | None) -> None:
 
 @lru_cache(maxsize=1000)
 def resolve(requested: StreamConfigLayer, basin: StreamConfigLayer) -> StreamConfig:
-    """The configuration of a new stream: requested, else the basin's, else the system's.
+    """Return a new stream's configuration: as requested, else the basin's, else the system's.
 
-    Streams that are created alike share one object.
+    Equal configurations share one object.
     """
     return _fill(_fill(SYSTEM_DEFAULTS, basin), requested)
 
 
 @lru_cache(maxsize=1000)
 def shared(config: StreamConfig) -> StreamConfig:
-    """The same object for all configurations that are equal, because many streams have them."""
+    """Return one object for all equal configurations, because many streams share them."""
     return config
 
 
 def reconfigure_stream(
     current: StreamConfig, change: StreamReconfiguration, basin: StreamConfigLayer
 ) -> StreamConfig:
-    """`current` with `change` applied; a reset member falls back to the basin, then the system."""
+    """Apply `change` to `current`. Reset members fall back to the basin, then the system."""
     reset_to = _fill(SYSTEM_DEFAULTS, basin)
     changed = {
         name: getattr(reset_to, name) if value is None else value
@@ -182,7 +183,7 @@ def reconfigure_stream(
 
 
 def reconfigure_basin(current: BasinConfig, change: BasinReconfiguration) -> BasinConfig:
-    """`current` with `change` applied; a reset member becomes unset."""
+    """Apply `change` to `current`. Reset members become unset."""
     streams = change.default_stream_config
     if streams is None:
         defaults = StreamConfigLayer()
@@ -204,9 +205,9 @@ def reconfigure_basin(current: BasinConfig, change: BasinReconfiguration) -> Bas
 
 
 def _fill(below: StreamConfig, layer: StreamConfigLayer) -> StreamConfig:
-    given = {
+    members = {
         name: value
         for name in StreamConfigLayer.__slots__
         if (value := getattr(layer, name)) is not None
     }
-    return replace(below, **given)
+    return replace(below, **members)

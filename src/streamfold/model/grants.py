@@ -1,4 +1,4 @@
-"""What a caller may do: permissions as pure logic, without I/O or clocks."""
+"""A caller's permissions as pure logic, without I/O or clocks."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
 from streamfold.errors import InvalidError, PermissionDeniedError
-from streamfold.model.access_tokens import EVERYTHING, NOTHING, AccessToken, Operation, ResourceSet
+from streamfold.model.access_tokens import EVERYTHING, NOTHING, AccessToken, ResourceSet, Right
 from streamfold.model.names import StreamName, parse_stream_name
 from streamfold.model.resources import BasinInfo, Page, StreamInfo
 
 _ON_BASIN: Final = frozenset(
     {
-        Operation.CREATE_BASIN,
-        Operation.DELETE_BASIN,
-        Operation.RECONFIGURE_BASIN,
-        Operation.GET_BASIN_CONFIG,
-        Operation.LIST_STREAMS,
-        Operation.BASIN_METRICS,
+        Right.CREATE_BASIN,
+        Right.DELETE_BASIN,
+        Right.RECONFIGURE_BASIN,
+        Right.GET_BASIN_CONFIG,
+        Right.LIST_STREAMS,
+        Right.BASIN_METRICS,
     }
 )
 _ON_STREAM: Final = frozenset(
     {
-        Operation.CREATE_STREAM,
-        Operation.DELETE_STREAM,
-        Operation.GET_STREAM_CONFIG,
-        Operation.RECONFIGURE_STREAM,
-        Operation.CHECK_TAIL,
-        Operation.APPEND,
-        Operation.READ,
-        Operation.TRIM,
-        Operation.FENCE,
-        Operation.STREAM_METRICS,
+        Right.CREATE_STREAM,
+        Right.DELETE_STREAM,
+        Right.GET_STREAM_CONFIG,
+        Right.RECONFIGURE_STREAM,
+        Right.CHECK_TAIL,
+        Right.APPEND,
+        Right.READ,
+        Right.TRIM,
+        Right.FENCE,
+        Right.STREAM_METRICS,
     }
 )
-_ON_TOKEN: Final = frozenset({Operation.ISSUE_ACCESS_TOKEN, Operation.REVOKE_ACCESS_TOKEN})
+_ON_TOKEN: Final = frozenset({Right.ISSUE_ACCESS_TOKEN, Right.REVOKE_ACCESS_TOKEN})
 
 Item = TypeVar("Item")
 
@@ -50,25 +50,25 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a caller: operations, on resources, until a time.
+    """A caller's rights: operations on resources, until some time.
 
-    Names are full ones here: `full_stream_name` gives the one that an auto-prefixed caller means.
+    All names are full. `full_stream_name` expands the names of an auto-prefixed caller.
     """
 
-    operations: frozenset[Operation]
+    operations: frozenset[Right]
     basins: ResourceSet = NOTHING
     streams: ResourceSet = NOTHING
     access_tokens: ResourceSet = NOTHING
-    #: Prepended to every stream name from the caller, and removed from those that it is shown.
+    #: Prepended to stream names from the caller, and removed from names shown to it.
     stream_prefix: str = ""
-    #: Milliseconds since the Unix epoch; never, if None.
+    #: Milliseconds since the Unix epoch, or None for never.
     expires_at: int | None = None
-    #: The access token that gives it, if any.
+    #: The access token that grants it, if any.
     token_id: str | None = None
 
     @classmethod
     def of(cls, token: AccessToken) -> Grant:
-        """The rights of `token`; InvalidError if it has none, or if they contradict each other."""
+        """Return the token's rights. Raises InvalidError if there are none or they conflict."""
         scope = token.scope
         if not scope.operations:
             raise InvalidError(
@@ -91,12 +91,12 @@ class Grant:
 
     def allows(
         self,
-        operation: Operation,
+        operation: Right,
         basin: str | None = None,
         stream: str | None = None,
         token_id: str | None = None,
     ) -> bool:
-        """Whether the operation is allowed on the named resources.
+        """Return whether the operation is allowed on the named resources.
 
         A resource that the operation needs must be named, and every named resource must be covered,
         even if the operation does not need it.
@@ -109,13 +109,13 @@ class Grant:
             and _covered(self.access_tokens, token_id, needed=operation in _ON_TOKEN)
         )
 
-    def allowed_streams(self, operation: Operation, basin: str) -> ResourceSet:
-        """The streams of a basin on which an operation on streams is allowed."""
+    def allowed_streams(self, operation: Right, basin: str) -> ResourceSet:
+        """Return the streams of a basin on which a stream operation is allowed."""
         allowed = operation in self.operations and self.basins.contains(basin)
         return self.streams if allowed else NOTHING
 
-    def allows_somewhere(self, operation: Operation, basin: str | None = None) -> bool:
-        """Whether the operation is allowed on any resource: in the basin, if one is named."""
+    def allows_somewhere(self, operation: Right, basin: str | None = None) -> bool:
+        """Return whether the operation is allowed on any resource, in `basin` if given."""
         needed = (
             (self.basins, operation in _ON_BASIN or operation in _ON_STREAM),
             (self.streams, operation in _ON_STREAM),
@@ -129,7 +129,7 @@ class Grant:
 
     def require(
         self,
-        operation: Operation,
+        operation: Right,
         basin: str | None = None,
         stream: str | None = None,
         token_id: str | None = None,
@@ -144,13 +144,13 @@ class Grant:
             f"this access token does not allow {operation}{' on ' if about else ''}{about}"
         )
 
-    def allows_some(self, operation: Operation, basin: str, stream_prefix: str) -> bool:
-        """Whether the operation is allowed on any stream with this prefix; none need exist."""
+    def allows_some(self, operation: Right, basin: str, stream_prefix: str) -> bool:
+        """Return whether the operation is allowed on any possible stream with this prefix."""
         allowed = operation in self.operations and self.basins.contains(basin)
         return allowed and self.streams.meets(stream_prefix)
 
     def covers(self, other: Grant) -> bool:
-        """Whether this allows all that `other` allows, for as long."""
+        """Return whether this allows everything that `other` allows, for at least as long."""
         return (
             other.operations <= self.operations
             and self.basins.covers(other.basins)
@@ -160,15 +160,15 @@ class Grant:
         )
 
     def issue(self, token: AccessToken) -> AccessToken:
-        """`token` as this caller may issue it: it expires with the caller's own unless it says when.
+        """Return `token` as this caller may issue it. By default it expires with the caller's own.
 
-        PermissionDeniedError if it would allow more than the caller may do.
+        Raises PermissionDeniedError if it would allow more than the caller may do.
         """
         if token.expires_at is None:
             token = replace(token, expires_at=self.expires_at)
-        wanted = Grant.of(token)
-        self.require(Operation.ISSUE_ACCESS_TOKEN, token_id=token.id)
-        if not self.covers(wanted):
+        grant = Grant.of(token)
+        self.require(Right.ISSUE_ACCESS_TOKEN, token_id=token.id)
+        if not self.covers(grant):
             raise PermissionDeniedError(
                 f"access token {token.id!r} would allow more than its issuer's: ask for "
                 "operations and resources that are within its own, and for no later expiry"
@@ -178,36 +178,36 @@ class Grant:
     # Names as the caller gives and gets them.
 
     def full_stream_name(self, name: str) -> StreamName:
-        """The stream that the caller means by `name`."""
+        """Return the full name of the caller's stream `name`."""
         return parse_stream_name(self.stream_prefix + name)
 
-    def visible_stream_name(self, operation: Operation, basin: str, stream: str) -> str | None:
-        """The caller's name for a stream; None if the operation is not allowed on it."""
+    def visible_stream_name(self, operation: Right, basin: str, stream: str) -> str | None:
+        """Return the caller's name for a stream, or None if the operation is not allowed on it."""
         if not self.allows(operation, basin, stream):
             return None
         # A stream of just the prefix has no name that the caller could use.
         return stream.removeprefix(self.stream_prefix) or None
 
     def list_basins(self, prefix: str, start_after: str, limit: int) -> Listing | None:
-        """Which basins to list for the caller; None if it may see none of them."""
+        """Return the basins to list for the caller, or None if it may see none."""
         return _narrow(self.basins, Listing(prefix, start_after, limit))
 
     def list_streams(self, prefix: str, start_after: str, limit: int) -> Listing | None:
-        """Which streams to list for the caller; None if it may see none of them."""
-        # With an auto-prefix even the first page starts after it: a stream of just that name has no
-        # name that the caller could use.
+        """Return the streams to list for the caller, or None if it may see none."""
+        # With an auto-prefix, even the first page starts after the prefix itself: a stream of that
+        # name has no name that the caller could use.
         asked = Listing(self.stream_prefix + prefix, self.stream_prefix + start_after, limit)
         return _narrow(self.streams, asked)
 
     def list_access_tokens(self, prefix: str, start_after: str, limit: int) -> Listing | None:
-        """Which tokens to list for the caller; None if it may see none of them."""
+        """Return the tokens to list for the caller, or None if it may see none."""
         return _narrow(self.access_tokens, Listing(prefix, start_after, limit))
 
     def show_basins(self, page: Page[BasinInfo]) -> Page[BasinInfo]:
         return _visible(self.basins, page, lambda basin: basin.name)
 
     def show_streams(self, page: Page[StreamInfo]) -> Page[StreamInfo]:
-        """The page with names as the caller knows them."""
+        """Return the page with the caller's names."""
         page = _visible(self.streams, page, lambda stream: stream.name)
         if not self.stream_prefix:
             return page
@@ -220,10 +220,10 @@ class Grant:
         return replace(stream, name=StreamName(stream.name.removeprefix(self.stream_prefix)))
 
 
-#: Everything, without end: the owner of the server, and every caller where nothing is enforced.
-ROOT: Final = Grant(frozenset(Operation), EVERYTHING, EVERYTHING, EVERYTHING)
+#: All rights, forever: the server's owner, and every caller if nothing is enforced.
+ROOT: Final = Grant(frozenset(Right), EVERYTHING, EVERYTHING, EVERYTHING)
 
-#: Nothing: the rights of a token that was revoked or has expired.
+#: No rights: a revoked or expired token.
 NO_RIGHTS: Final = Grant(frozenset())
 
 
@@ -236,16 +236,16 @@ def _not_later(expiry: int | None, bound: int | None) -> bool:
 
 
 def _narrow(resources: ResourceSet, asked: Listing) -> Listing | None:
-    """The part of `asked` that is in `resources`; None if there is none."""
+    """Return the part of `asked` that is in `resources`, or None."""
     if resources.is_prefix:
         if asked.prefix.startswith(resources.text):
             return asked
         inside = resources.text.startswith(asked.prefix)
         return asked._replace(prefix=resources.text) if inside else None
-    # One name sorts first among those that begin with it: a page of one shows it if it is there.
-    found = resources.text.startswith(asked.prefix) and resources != NOTHING
-    # UTF-8 sorts as its code points do, so that comparing text is comparing bytes.
-    if not found or asked.start_after >= resources.text:
+    # A name sorts first among names that begin with it, so a page of one shows it if it exists.
+    listed = resources.text.startswith(asked.prefix) and resources != NOTHING
+    # UTF-8 sorts like its code points, so comparing text compares bytes.
+    if not listed or asked.start_after >= resources.text:
         return None
     return Listing(resources.text, asked.start_after, limit=1)
 

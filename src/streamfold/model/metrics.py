@@ -1,4 +1,4 @@
-"""Usage as requested and reported: sets of metrics, spans of time, series of points."""
+"""Usage metrics as requested and reported: metric sets, time spans, series of points."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from streamfold.errors import InvalidError
 
 #: Seconds by which a client's clock may be ahead of ours.
 CLOCK_TOLERANCE = 60
-#: Seconds: 30 days, the longest span that one query covers.
+#: Maximum seconds of one query: 30 days.
 SPAN_MAX = 30 * 86_400
 
 
 class AccountMetrics(enum.StrEnum):
-    """Sets of metrics of the account."""
+    """Metric sets of the account."""
 
     #: Basins that had at least one stream.
     ACTIVE_BASINS = "active-basins"
     #: Operations on basins, tokens and locations, by name.
     ACCOUNT_OPS = "account-ops"
-    #: US dollars, by what S2 charges for.
+    #: US dollars, by S2's billing categories.
     ESTIMATED_BILLABLE_USAGE = "estimated-billable-usage"
 
 
 class BasinMetrics(enum.StrEnum):
-    """Sets of metrics of a basin."""
+    """Metric sets of a basin."""
 
     STORAGE = "storage"
     #: Batches, by storage class.
@@ -40,7 +40,7 @@ class BasinMetrics(enum.StrEnum):
 
 
 class StreamMetrics(enum.StrEnum):
-    """Sets of metrics of a stream."""
+    """Metric sets of a stream."""
 
     STORAGE = "storage"
 
@@ -63,7 +63,7 @@ class Interval(enum.StrEnum):
 
 _SECONDS: Final = {Interval.MINUTE: 60, Interval.HOUR: 3600, Interval.DAY: 86_400}
 
-#: Unix seconds and the value then: of the interval that begins there, or level at its end.
+#: Unix seconds and a value: the amount of the interval that begins there, or the level at its end.
 Point: TypeAlias = tuple[int, float]
 
 
@@ -86,7 +86,7 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """Levels at moments."""
+    """Levels at points in time."""
 
     name: str
     unit: Unit
@@ -104,19 +104,19 @@ Metric: TypeAlias = Scalar | Accumulation | Gauge | Label
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From `start` up to but not including `end`, in Unix seconds."""
+    """The half-open span [`start`, `end`) in Unix seconds."""
 
     start: int
     end: int
 
     def buckets(self, interval: Interval) -> range:
-        """The starts of the intervals that overlap the span."""
+        """Return the starts of all intervals that overlap the span."""
         width = interval.seconds
         return range(self.start // width * width, self.end, width)
 
 
 def parse_span(start: int | None, end: int | None, now: int) -> Span:
-    """The span of a query; `now` in Unix seconds."""
+    """Return the span of a query. `now` is in Unix seconds."""
     if start is None or end is None:
         raise InvalidError("these metrics are a series over time: give both start and end")
     if start > end:

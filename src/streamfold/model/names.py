@@ -1,4 +1,4 @@
-"""Names of basins, streams and servers, and their rules."""
+"""Rules for names of basins, streams and servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from streamfold.errors import InvalidError
 
-#: Hosts that are this machine.
+#: Names of this machine.
 _LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
 
 BasinName = NewType("BasinName", str)
@@ -17,7 +17,7 @@ StreamName = NewType("StreamName", str)
 
 
 class StreamRef(NamedTuple):
-    """A stream, named together with its basin."""
+    """A stream's name with its basin's."""
 
     basin: BasinName
     stream: StreamName
@@ -28,20 +28,20 @@ class StreamRef(NamedTuple):
     @staticmethod
     @lru_cache(4096)  # each request names its stream
     def parse(basin: str, stream: str) -> StreamRef:
-        """Check both names, and raise InvalidError with the rule that one of them breaks."""
+        """Parse both names. Raises InvalidError with the rule that one of them breaks."""
         return StreamRef(parse_bucket_name(basin), parse_stream_name(stream))
 
 
-#: Bytes; the bounds that S2 gives basin names, so that its clients' own checks agree with ours.
+#: Minimum and maximum bytes of a basin name in S2, whose clients check them too.
 BASIN_NAME_MIN, BASIN_NAME_MAX = 8, 48
-#: Bytes; a basin is also a bucket of Durable Streams, and those may be named more freely.
+#: The same for Durable Streams, where a basin is a bucket.
 BUCKET_NAME_MIN, BUCKET_NAME_MAX = 4, 64
 #: Bytes of UTF-8.
 STREAM_NAME_MAX = 512
 #: Bytes of UTF-8: a fencing token, or the idempotency token of a creation.
 TOKEN_MAX = 36
 
-#: Characters of a refused name that a message repeats.
+#: Maximum characters of a rejected name quoted in a message.
 SHOWN = 80
 
 _BASIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
@@ -50,7 +50,7 @@ _BASIN_PREFIX = re.compile(r"[a-z0-9_-]*")
 
 
 def parse_basin_name(text: str) -> BasinName:
-    """Return `text` as the name of a basin that S2 may create, or refuse it with the rule."""
+    """Return `text` as a basin name that S2 may create. Raises with the rule it breaks."""
     if not BASIN_NAME_MIN <= len(text) <= BASIN_NAME_MAX:
         raise InvalidError(
             f"basin name {text[:SHOWN]!r} has {len(text)} characters: it must have "
@@ -65,7 +65,7 @@ def parse_basin_name(text: str) -> BasinName:
 
 
 def parse_bucket_name(text: str, what: str = "bucket name") -> BasinName:
-    """Return `text` as the name of any basin: Durable Streams may name theirs more freely."""
+    """Return `text` as the name of any basin. Durable Streams allow more names than S2."""
     if not is_bucket_name(text):
         raise InvalidError(
             f"{what} {text[:SHOWN]!r} must consist of {BUCKET_NAME_MIN} to {BUCKET_NAME_MAX} "
@@ -75,12 +75,12 @@ def parse_bucket_name(text: str, what: str = "bucket name") -> BasinName:
 
 
 def is_bucket_name(text: str) -> bool:
-    """Whether a basin may have this name."""
+    """Return whether a basin may have this name."""
     return bool(_BUCKET.fullmatch(text))
 
 
 def parse_basin_prefix(text: str) -> str:
-    """Return `text` as a prefix or lower bound of basin names; it may be empty."""
+    """Return `text` as a prefix or lower bound of basin names. It may be empty."""
     if len(text) > BUCKET_NAME_MAX or not _BASIN_PREFIX.fullmatch(text):
         raise InvalidError(
             f"basin prefix {text[:SHOWN]!r} must have at most {BUCKET_NAME_MAX} lower-case letters, "
@@ -90,14 +90,14 @@ def parse_basin_prefix(text: str) -> str:
 
 
 def parse_stream_name(text: str) -> StreamName:
-    """Return `text` as a stream name, or refuse it with the rule it breaks."""
+    """Return `text` as a stream name. Raises with the rule it breaks."""
     if text in ("", ".", ".."):
         raise InvalidError(f"stream name {text!r} is not allowed: it may not be empty, '.' or '..'")
     return StreamName(parse_stream_prefix(text, what="stream name"))
 
 
 def parse_stream_prefix(text: str, what: str = "stream prefix") -> str:
-    """Return `text` as a prefix or lower bound of stream names; it may be empty."""
+    """Return `text` as a prefix or lower bound of stream names. It may be empty."""
     if "\0" in text:
         raise InvalidError(f"{what} {text[:SHOWN]!r} contains a NUL character: remove it")
     size = len(_utf8(text, what))
@@ -117,7 +117,7 @@ def parse_token(text: str, what: str) -> str:
 
 
 def endpoint_url(text: str) -> str:
-    """Make a URL of `host:port`: servers on this machine rarely have certificates, others should."""
+    """Return the URL for `host:port`: http for this machine, https for others."""
     if not text:
         return text
     if "://" in text:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import enum
 from typing import NewType
 
 import msgspec
 
-#: Index of a record in its stream: 0 for the first, dense, never reused.
+#: A record's index in its stream: from 0, without gaps, never reused.
 SeqNum = NewType("SeqNum", int)
 
-#: Milliseconds since the Unix epoch by convention; any 64-bit unsigned number is legal.
+#: Milliseconds since the Unix epoch by convention. Any unsigned 64-bit number is legal.
 Timestamp = NewType("Timestamp", int)
 
-#: Largest value of a seq_num or timestamp: both are 64-bit unsigned on the wire and on disk.
+#: Maximum seq_num and timestamp: both are unsigned 64-bit numbers on the wire and on disk.
 U64_MAX = 2**64 - 1
 
 
 class StreamPosition(msgspec.Struct, frozen=True, gc=False):
-    """A sequence number and the timestamp that goes with it."""
+    """A sequence number and its timestamp."""
 
     seq_num: SeqNum
     timestamp: Timestamp
 
 
-#: Tail of a stream to which nothing was ever appended.
+class StartKind(enum.StrEnum):
+    """How the start of a read is specified. Values are S2's query parameter names."""
+
+    SEQ_NUM = "seq_num"
+    TIMESTAMP = "timestamp"
+    TAIL_OFFSET = "tail_offset"
+
+
+#: Tail of a stream that never had a record.
 STREAM_START = StreamPosition(SeqNum(0), Timestamp(0))

@@ -1,4 +1,4 @@
-"""Records: what is appended, and what is read back."""
+"""Records as appended and as read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 from streamfold.model.positions import SeqNum, Timestamp
 
-#: Records in one append.
+#: Maximum records of one append.
 BATCH_RECORDS_MAX = 1000
-#: Metered bytes in one append, and so in one record.
+#: Maximum metered bytes of one append, and so of one record.
 BATCH_BYTES_MAX = 1 << 20
 
-#: Metered bytes that every record costs, and that every header costs beyond its name and value.
+#: Metered bytes of each record, and of each header beyond its name and value.
 RECORD_OVERHEAD = 8
 HEADER_OVERHEAD = 2
 
@@ -23,7 +23,7 @@ TRIM_COMMAND = b"trim"
 
 
 class Header(NamedTuple):
-    """One header; an empty name marks a command record."""
+    """One header. An empty name marks a command record."""
 
     name: bytes
     value: bytes
@@ -31,7 +31,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record to append; without a timestamp it gets its time of arrival."""
+    """A record to append. Without a timestamp, it gets its arrival time."""
 
     body: bytes = b""
     headers: tuple[Header, ...] = ()
@@ -39,7 +39,7 @@ class Record:
 
 
 class SequencedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record of a stream, with its position; cheap, because readers get thousands at once."""
+    """A stream record with its position. Cheap to make, because reads return thousands."""
 
     seq_num: SeqNum
     timestamp: Timestamp
@@ -48,18 +48,18 @@ class SequencedRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 def metered_size(record: Record | SequencedRecord) -> int:
-    """Bytes that limits and accounting count for `record`; timestamps and framing are free."""
+    """Return the metered bytes of `record`. Timestamps and framing are free."""
     headers = sum(HEADER_OVERHEAD + len(name) + len(value) for name, value in record.headers)
     return RECORD_OVERHEAD + headers + len(record.body)
 
 
 def fence_record(token: str) -> Record:
-    """A command that sets the stream's fencing token; the empty token clears it."""
+    """Return a command that sets the stream's fencing token. An empty token clears it."""
     return Record(token.encode(), (Header(b"", FENCE_COMMAND),))
 
 
 def trim_record(seq_num: int) -> Record:
-    """A command that trims everything below `seq_num`."""
+    """Return a command that trims all records before `seq_num`."""
     return Record(seq_num.to_bytes(8, "big"), (Header(b"", TRIM_COMMAND),))
 
 
@@ -69,5 +69,5 @@ CONTINUED = Header(b"ds-more", b"")
 
 
 def is_command(record: SequencedRecord) -> bool:
-    """Whether the record is an order to the stream, not content."""
+    """Return whether the record is a command rather than content."""
     return bool(record.headers) and not record.headers[0].name

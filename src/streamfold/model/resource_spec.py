@@ -1,9 +1,9 @@
-"""Basins and streams as a JSON file names them: for a server's start, and for `streamfold apply`.
+"""Basins and streams from a JSON file, for a server's start and for `streamfold apply`.
 
 {"basins": [{"name": ..., "config": {...}, "streams": [{"name": ..., "config": {...}}]}]}
 
-Each entry is ensured, so that the file may be applied again and again, and a configuration that was
-changed since then returns to what the file says. Durations are written for people: "7d", "1h 30m".
+Entries are ensured, so the file can be applied repeatedly, and resets configurations that were changed
+in between. Durations are human-readable, such as "7d" or "1h 30m".
 """
 
 from __future__ import annotations
@@ -67,36 +67,36 @@ class _BasinConfig(Struct, forbid_unknown_fields=True):
 
 
 class StreamSpec(Struct, forbid_unknown_fields=True):
-    """A stream of the file."""
+    """A stream in the file."""
 
     name: str
     config: _StreamConfig | None = None
 
     def to_model(self) -> model.StreamConfigLayer:
-        """Return the configuration; what is not named is left to the basin."""
+        """Return the configuration. Omitted members inherit from the basin."""
         return (self.config or _StreamConfig()).to_model()
 
 
 class BasinSpec(Struct, forbid_unknown_fields=True):
-    """A basin of the file, with those of its streams that the file names."""
+    """A basin in the file, with its listed streams."""
 
     name: str
     config: _BasinConfig | None = None
     streams: list[StreamSpec] = []
 
     def to_model(self) -> model.BasinConfig:
-        """Return the configuration, which is the default one if none is named."""
+        """Return the configuration, or the default one if omitted."""
         return (self.config or _BasinConfig()).to_model()
 
 
 class ResourceSpec(Struct, forbid_unknown_fields=True):
-    """What the file says; every name and value in it is legal."""
+    """The file's contents. All names and values are legal."""
 
     basins: list[BasinSpec] = []
 
 
 def read_resource_spec(path: Path, what: str) -> ResourceSpec:
-    """Read and check the file; an error names the entry that is wrong. `what` the file is for."""
+    """Read and check the file. Errors name the invalid entry. `what`: the file's purpose."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -107,7 +107,7 @@ def read_resource_spec(path: Path, what: str) -> ResourceSpec:
 
 
 def parse_resource_spec(content: bytes, source: str) -> ResourceSpec:
-    """Check what a file says; an error names `source` and the entry that is wrong."""
+    """Check a file's contents. Errors name `source` and the invalid entry."""
     try:
         spec = msgspec.json.decode(content, type=ResourceSpec)
     except UNDECODABLE as error:
@@ -131,7 +131,7 @@ def _seconds(text: str) -> int:
 
 
 def _check(spec: ResourceSpec) -> None:
-    """Find what is wrong before anything is created."""
+    """Find errors before anything is created."""
     _check_unique("basin", (basin.name for basin in spec.basins))
     for basin in spec.basins:
         parse_basin_name(basin.name)

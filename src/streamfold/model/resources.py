@@ -1,4 +1,4 @@
-"""Basins and streams as the catalog describes them, and the traits of streams."""
+"""Basins and streams as listed in the catalog, and stream traits."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from streamfold.model.names import BasinName, StreamName
 from streamfold.model.positions import SeqNum
 
 Item = TypeVar("Item")
-#: The content type of a stream that was created without one.
+#: Default content type of streams.
 OCTETS = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
 class BasinInfo:
-    """A basin in a listing; `deleted_at` is set while its deletion is under way."""
+    """A listed basin. `deleted_at` is set while it is being deleted."""
 
     name: BasinName
     #: Milliseconds since the Unix epoch.
     created_at: int
     deleted_at: int | None
-    #: Where its records are; None = the store's default.
+    #: Where its records are. None: the store's default.
     location: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A stream in a listing; `deleted_at` is set while its deletion is under way."""
+    """A listed stream. `deleted_at` is set while it is being deleted."""
 
     name: StreamName
     #: Milliseconds since the Unix epoch.
@@ -45,14 +45,14 @@ class StreamStatus(msgspec.Struct, frozen=True):
 
     id: int
     traits: StreamTraits
-    #: The first record kept, and the seq_num of the next one.
+    #: The first remaining record, and the next seq_num.
     first: int
     tail: int
     closed: bool
 
 
 class Provision(enum.StrEnum):
-    """What a create or an ensure did."""
+    """The effect of a create or ensure."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -61,14 +61,14 @@ class Provision(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """Part of a listing, in byte order of names; `has_more` says whether another follows."""
+    """Part of a listing, in byte order of names. `has_more`: whether another follows."""
 
     items: tuple[Item, ...]
     has_more: bool
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a fork starts in its source, as requested and as found."""
+    """Where a fork starts in its source, as requested and as resolved."""
 
     stream: str
     #: The position in the source; without `sub_offset`, where the fork's own records begin.
@@ -78,42 +78,42 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class StreamTraits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Fixed when the stream is created."""
+    """Properties fixed when the stream is created."""
 
-    #: As its creator wrote it.
+    #: As sent by its creator.
     content_type: str = OCTETS
     #: Seconds after the last use at which the stream expires.
     ttl: int | None = None
-    #: When the stream expires, ms since the Unix epoch.
+    #: When the stream expires, in ms since the Unix epoch.
     expires_at: int | None = None
-    #: Whether a snapshot trims the records before it; the stream's configuration may override this.
+    #: Whether a snapshot trims earlier records. The stream's configuration may override this.
     trim_on_snapshot: bool = False
     origin: Origin | None = None
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """A stream that reads the first records of another, directly or through other forks."""
+    """A stream that shares the first records of another, directly or through other forks."""
 
     name: StreamName
     origin: Origin
     #: Milliseconds since the Unix epoch.
     created_at: int
-    #: Set while forks of the fork keep it.
+    #: Set while forks of the fork retain it.
     deleted_at: int | None
 
 
 class ForkPage(msgspec.Struct, frozen=True):
     """Some forks of a stream, oldest first."""
 
-    #: Where the stream itself was forked.
+    #: Where the stream itself was forked from.
     origin: Origin | None
     forks: tuple[Fork, ...]
-    #: What to start after for the next page; None on the last one.
+    #: Where the next page starts, or None on the last page.
     following: int | None
 
 
 class ProducerProgress(msgspec.Struct, frozen=True):
-    """How far a producer has come: its newest epoch, and what it appends next."""
+    """A producer's newest epoch and next sequence number."""
 
     id: str
     epoch: int
@@ -123,7 +123,7 @@ class ProducerProgress(msgspec.Struct, frozen=True):
 
 
 class Producer(msgspec.Struct, frozen=True):
-    """The producer, epoch and number of an append, by which repetitions are recognized."""
+    """The producer, epoch and sequence number of an append, which identify repetitions."""
 
     id: str
     epoch: int
@@ -133,15 +133,15 @@ class Producer(msgspec.Struct, frozen=True):
 class Claim(msgspec.Struct, frozen=True):
     """The conditions and effects of an append."""
 
-    #: In lower case and without parameters; None if there is no content.
+    #: In lower case without parameters, or None without content.
     content_type: str | None = None
     producer: Producer | None = None
-    #: Greater than that of all appends before.
+    #: Greater than in all earlier appends.
     stream_seq: str | None = None
     #: Whether to close the stream.
     close: bool = False
 
 
 def media_type(content_type: str) -> str:
-    """`content_type` in lower case and without parameters: what must agree between appends."""
+    """Return `content_type` in lower case without parameters, as compared between appends."""
     return content_type.partition(";")[0].strip().lower()

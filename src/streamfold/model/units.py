@@ -1,6 +1,6 @@
-"""Durations and sizes in words: `30s`, `1h30m`, `250ms`; `32MiB`, `1GB`, `4096`.
+"""Human-readable durations (`30s`, `1h30m`, `250ms`) and sizes (`32MiB`, `1GB`, `4096`).
 
-The one parser and printer of both, for the command line, configurations and environment variables.
+Parses and formats both for the command line, configurations and environment variables.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SIZE_UNITS = {"b": 1} | {
     for suffix, base in (("b", 1000), ("ib", 1024))
 }
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]+)\s*")
-#: Ten years: a longer time is a mistake, and Python's own limit is far away.
+#: Maximum duration: ten years. Anything longer is a mistake.
 _LONGEST = timedelta(days=3653)
-#: Bytes: what 63 bits count.
+#: Maximum bytes: 63 bits.
 _LARGEST = 2**63 - 1
 
 
 def parse_duration(text: str) -> timedelta:
-    """The duration in `text`; ValueError with the rule that it breaks. 0 needs no unit."""
+    """Parse a duration. Raises ValueError with the rule it breaks. 0 needs no unit."""
     total = _nanoseconds(text) / 1000
     if total != int(total) or total > _LONGEST / timedelta(microseconds=1):
         raise ValueError("must be whole microseconds, and at most ten years")
@@ -39,7 +39,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_seconds(text: str) -> int:
-    """The duration in `text` of whole numbers, however long, in seconds; ValueError as above."""
+    """Parse a duration of whole numbers and any length to seconds. Raises ValueError."""
     total = _nanoseconds(text)
     if "." in text or total % 10**9:
         raise ValueError("must be whole seconds, such as 30s, 5m, 6h or 1d")
@@ -69,7 +69,7 @@ def _time_unit(word: str) -> str | None:
 
 
 def parse_size(text: str) -> int:
-    """The size in `text`, in bytes; ValueError with the rule that it breaks."""
+    """Parse a size to bytes. Raises ValueError with the rule it breaks."""
     plain = text.strip()
     part = _PART.fullmatch(plain)
     if plain.isdecimal() and plain.isascii():
@@ -84,7 +84,7 @@ def parse_size(text: str) -> int:
 
 
 def duration_text(value: timedelta) -> str:
-    """The duration in the largest unit that is exact."""
+    """Format a duration in the largest exact unit."""
     nanos = value // timedelta(microseconds=1) * 1000
     if not nanos:
         return "0"
@@ -93,7 +93,7 @@ def duration_text(value: timedelta) -> str:
 
 
 def size_text(value: int) -> str:
-    """The size in the largest binary unit that is exact."""
+    """Format a size in the largest exact binary unit."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if value and value % 1024**power == 0:
             return f"{value // 1024**power}{unit}"
@@ -101,7 +101,7 @@ def size_text(value: int) -> str:
 
 
 def approximate_size(value: int) -> str:
-    """The size in the binary unit that shows it with one to four digits, rounded."""
+    """Format a size rounded to the binary unit that leaves one to four digits."""
     number, units = float(value), iter(("KiB", "MiB", "GiB"))
     shown = f"{value} B"
     while number >= 1024 and (unit := next(units, "")):

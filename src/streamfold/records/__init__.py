@@ -1,25 +1,43 @@
-"""The one byte form of records from wire to storage: AppendRecords in, SequencedRecords out."""
+"""The byte form of records from wire to storage: AppendRecords in, SequencedRecords out.
 
-from streamfold.records.append_input import AppendInput, parse_append_input
-from streamfold.records.batch import RecordBatch
-from streamfold.records.compiler_pages import release_compiler
-from streamfold.records.kernels import warm_up
-from streamfold.records.payload import Cut, Index, decode, encode_records, measure
-from streamfold.records.rules import Command, Fence, Sequenced, Trim
+Clients encode with plain Python (`protobuf`). All else is native and loaded on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamfold.records.batch import AppendInput, RecordBatch, parse_append_input
+    from streamfold.records.payload import Index, decode, measure
+    from streamfold.records.rules import Command, Fence, Sequenced, Trim
 
 __all__ = [
     "AppendInput",
     "Command",
-    "Cut",
     "Fence",
     "Index",
     "RecordBatch",
     "Sequenced",
     "Trim",
     "decode",
-    "encode_records",
     "measure",
     "parse_append_input",
-    "release_compiler",
-    "warm_up",
 ]
+
+_SOURCES = {
+    "AppendInput": "batch",
+    "parse_append_input": "batch",
+    "RecordBatch": "batch",
+    "Command": "rules",
+    "Fence": "rules",
+    "Sequenced": "rules",
+    "Trim": "rules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'streamfold.records' has no attribute {name!r}")
+    module = import_module(f"streamfold.records.{_SOURCES.get(name, 'payload')}")
+    value = globals()[name] = getattr(module, name)
+    return value

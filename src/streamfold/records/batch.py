@@ -1,29 +1,17 @@
-"""Batches of records that keep every rule and wait for their slot in a stream.
-
-The smallest append is one record with a body and without headers. Writers that wait for each
-acknowledgement send these, and their cost is all fixed cost: no objects are made of the record, and
-no arrays.
-"""
+"""Validated batches of records, which wait for their slot in a stream, and append requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
 
 import msgspec
 
+from streamfold._native import Batch, CodecError, contents, parse_append
+from streamfold.errors import MalformedError, StreamfoldError
 from streamfold.model.configs import TimestampMode
-from streamfold.model.records import RECORD_OVERHEAD, Record, is_command, metered_size
-from streamfold.records.payload import decode
-from streamfold.records.plain import (
-    APPEND_BODY,
-    APPEND_TIMESTAMP,
-    RECORDS,
-    PlainRecords,
-    encode_body,
-    encode_position,
-)
-from streamfold.records.protobuf import read_varint, varint
+from streamfold.model.names import parse_token
+from streamfold.model.records import BATCH_RECORDS_MAX, Record
+from streamfold.records.payload import malformed
 from streamfold.records.rules import (
     Command,
     Fence,
@@ -36,131 +24,96 @@ from streamfold.records.rules import (
     check_types,
     command_of,
     missing_timestamp,
+    too_many_records,
 )
 
-__all__ = ["Fence", "RecordBatch", "Sequenced", "SingleRecord", "Trim", "scan_single", "validate"]
-
-
-class SingleRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One record that waits for its slot."""
-
-    count: ClassVar[int] = 1
-
-    _timestamp: int | None
-    _rest: bytes
-    metered: int
-    #: Offset after the record in the message that it came in.
-    end: int
-
-    def nameless(self) -> list[tuple[int, int, int]]:
-        """Extents of records with a nameless header; none, because this one has no headers."""
-        return []
-
-    def sequence(self, slot: Slot) -> Sequenced:
-        now, stamp = slot.now, self._timestamp
-        if (
-            stamp is None
-            or slot.mode is TimestampMode.ARRIVAL
-            or (stamp > now and not slot.uncapped)
-        ):
-            if stamp is None and slot.mode is TimestampMode.CLIENT_REQUIRE:
-                raise missing_timestamp(0)
-            stamp = now
-        if stamp < slot.floor:
-            stamp = slot.floor
-        position = encode_position(slot.first, stamp)
-        rest = self._rest
-        payload = b"\x0a%b%b%b" % (varint(len(position) + len(rest)), position, rest)
-        return Sequenced(payload, stamp, stamp)
-
-
-def scan_single(raw: bytes) -> SingleRecord | None:
-    """The only record of an AppendInput; None when there are others, or it is not so simple."""
-    size = len(raw)
-    if size < 2 or raw[0] != RECORDS:
-        return None
-    length, at = read_varint(raw, 1, size)
-    end = at + length
-    if not length or end > size or (end < size and raw[end] == RECORDS):
-        return None
-    timestamp = None
-    if raw[at] == APPEND_TIMESTAMP:
-        timestamp, at = read_varint(raw, at + 1, end)
-    if at >= end or raw[at] != APPEND_BODY:
-        return None
-    body, start = read_varint(raw, at + 1, end)
-    if start + body != end or not body:
-        return None
-    if start - at <= 3 and (body >= 0x80) == (start - at == 3):
-        rest = b"\x22" + raw[at + 1 : end]
-    else:
-        rest = b"\x22" + varint(body) + raw[start:end]  # its length was longer than needed
-    return SingleRecord(timestamp, rest, RECORD_OVERHEAD + body, end)
-
-
-class Unsequenced(Protocol):
-    """Records in a form that is quick to sequence."""
-
-    def sequence(self, slot: Slot) -> Sequenced: ...
+__all__ = ["Fence", "RecordBatch", "Sequenced", "Trim"]
 
 
 class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """1 to 1000 records, at most 1 MiB metered, every command among them well-formed."""
+    """1 to 1000 valid records of at most 1 MiB metered, including well-formed commands."""
 
     count: int
-    #: Bytes, as limits and accounting count them.
+    #: Metered bytes.
     metered: int
-    #: In the order in which they take effect.
+    #: In order of effect.
     commands: tuple[Command, ...]
-    _records: Unsequenced
+    _records: Batch
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> RecordBatch:
-        """Make a batch of records that were built in Python; errors name the one that breaks a rule."""
+        """Make a batch of Python records. Errors name the invalid record."""
         check_count(len(records))
         for index, record in enumerate(records):
             check_types(index, record)
-        if len(records) == 1 and not records[0].headers:
-            return cls.of_one(records[0].body, records[0].timestamp)
-        return validate(records)
+        return cls.checked(Batch.of(list(records)))
 
     @classmethod
     def of_one(cls, body: bytes, timestamp: int | None = None) -> RecordBatch:
-        """The same for one record without headers, in few steps: most appends are such a record."""
+        """Make a batch of one record without headers, quickly: most appends are such a record."""
         if timestamp is not None:
             check_timestamp(0, timestamp)
-        metered = RECORD_OVERHEAD + len(body)
+        batch = Batch.of_one(body, timestamp)
+        check_metered(batch.metered)
+        return cls(1, batch.metered, (), batch)
+
+    @classmethod
+    def checked(cls, batch: Batch) -> RecordBatch:
+        """Make a batch of records with valid types. Raises if they break a rule."""
+        count, metered = len(batch), batch.metered
+        check_count(count)
         check_metered(metered)
-        return cls(1, metered, (), SingleRecord(timestamp, encode_body(body), metered, 0))
+        commands = [command_of(*record) for record in batch.nameless()]
+        return cls(count, metered, tuple(commands), batch)
 
     @property
     def only_trims(self) -> bool:
-        """Whether it only removes records."""
+        """Whether the batch only removes records."""
         if len(self.commands) != self.count:
             return False
         return all(isinstance(command, Trim) for command in self.commands)
 
     def sequence(self, slot: Slot) -> Sequenced:
-        """Give the records the sequence numbers and timestamps of `slot`.
+        """Return the records with the sequence numbers and timestamps of `slot`.
 
-        Changes nothing, so that it may be called again with another slot.
+        Does not modify the batch, so it may be called again with another slot.
         """
-        return self._records.sequence(slot)
+        mode, batch = slot.mode, self._records
+        if mode is TimestampMode.CLIENT_REQUIRE and (missing := batch.unstamped) is not None:
+            raise missing_timestamp(missing)
+        arrival = mode is TimestampMode.ARRIVAL
+        return Sequenced(*batch.sequence(slot.first, slot.now, slot.floor, arrival, slot.uncapped))
 
     def bodies(self) -> list[bytes]:
-        """The body of every record that is not a command."""
+        """Return the bodies of all records that are not commands."""
         sequenced = self.sequence(Slot(0, TimestampMode.ARRIVAL, uncapped=True, now=0, floor=0))
-        return [record.body for record in decode(sequenced.payload) if not is_command(record)]
+        return contents(sequenced.payload)[1]
 
 
-def validate(records: Sequence[Record]) -> RecordBatch:
-    """A batch of records whose members have the right types."""
-    check_count(len(records))
-    commands = tuple(
-        command
-        for index, record in enumerate(records)
-        if record.headers and (command := command_of(index, record))
-    )
-    metered = sum(map(metered_size, records))
-    check_metered(metered)
-    return RecordBatch(len(records), metered, commands, PlainRecords.of(records))
+class AppendInput(msgspec.Struct, frozen=True, gc=False):
+    """A batch and the conditions for appending it. None means no condition."""
+
+    batch: RecordBatch
+    match_seq_num: int | None
+    fencing_token: str | None
+
+
+def parse_append_input(raw: bytes) -> AppendInput:
+    """Decode and validate a protobuf `s2.v1.AppendInput` in any legal encoding."""
+    try:
+        parsed: Batch = parse_append(raw, BATCH_RECORDS_MAX)
+    except CodecError as error:
+        raise _refusal(raw, error) from None
+    token = parsed.fencing_token
+    if token is not None:
+        token = parse_token(token, "fencing token")
+    return AppendInput(RecordBatch.checked(parsed), parsed.match_seq_num, token)
+
+
+def _refusal(raw: bytes, error: CodecError) -> StreamfoldError:
+    code, start, end, _ = error.args
+    if code == "records":
+        return too_many_records()
+    if code == "token":
+        return MalformedError(f"fencing token {raw[start:end][:64]!r} is not UTF-8")
+    return malformed(error)

@@ -1,113 +1,88 @@
-"""Reading stored payloads: as records, or as ranges of bytes that can be sent as they are."""
+"""Reads stored payloads as records, or as byte ranges that can be sent unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from streamfold import _native
+from streamfold._native import CodecError, Index
 from streamfold.errors import DataCorruptError, MalformedError
-from streamfold.model.positions import U64_MAX
-from streamfold.model.records import SequencedRecord
-from streamfold.records import plain
-from streamfold.records.columns import decode_compiled
-from streamfold.records.kernels import compiled
+from streamfold.model.records import Header, SequencedRecord
 
-#: Bytes of a payload from which the compiled way is the faster one: it costs some 30 us to begin.
-COMPILED_FROM = 1024
-
-Offsets: TypeAlias = npt.NDArray[np.int64]
-Timestamps: TypeAlias = npt.NDArray[np.uint64]
-
-
-class Cut(NamedTuple):
-    """A run of records within a payload: half-open, in records and in bytes."""
-
-    end_index: int
-    byte_start: int
-    byte_end: int
-    metered: int
+#: Message templates by fault code.
+_MESSAGES: Final = {
+    "varint": "the number at byte {} is cut off or longer than {} bytes",
+    "tag": "tag {} at byte {} has an illegal field number",
+    "cut_off": "{} bytes are announced at byte {}, {} are left",
+    "kind": "tag {} before byte {} is not allowed there",
+    "short": "the field before byte {} is cut off",
+    "not_record": "tag {} before byte {} does not start a record",
+    "gap": "record {} has seq_num {}, not {}",
+    "unsigned": "seq_num {} does not fit a signed column",
+    "large": "{} bytes are too many to be decoded at once: at most 2 GiB are possible",
+    "offsets": "row {} is not within its column",
+}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Index:
-    """Where the records of one payload are, and what they weigh."""
+def malformed(error: CodecError) -> MalformedError:
+    """Return the error for undecodable bytes."""
+    code, *fields = error.args
+    return MalformedError(_MESSAGES[code].format(*fields))
 
-    #: Byte at which each record starts, and after the last one the payload's length.
-    offsets: Offsets
-    #: One per record, never decreasing.
-    timestamps: Timestamps
-    #: Metered bytes before each record, and after the last one the total.
-    metered: Offsets
-    #: Sequence number of record 0; the others follow without gaps.
-    first_seq_num: int
 
-    @property
-    def count(self) -> int:
-        return len(self.timestamps)
+__all__ = ["Contents", "Index", "contents", "decode", "measure", "write_json"]
 
-    def index_of_timestamp(self, timestamp: int) -> int:
-        """The first record at or after `timestamp`; `count` when there is none."""
-        if timestamp > U64_MAX:
-            return self.count
-        return int(self.timestamps.searchsorted(np.uint64(max(timestamp, 0))))
 
-    def cut(self, first_index: int, *, count: int, metered: int, until: int | None) -> Cut:
-        """The longest run from `first_index` on that keeps all three limits; it may be empty.
+class Contents(NamedTuple):
+    """The records of a payload that are not commands."""
 
-        At most `count` records, at most `metered` metered bytes, all timestamps below `until`.
-        """
-        before = int(self.metered[first_index])
-        end = min(first_index + max(count, 0), self.count)
-        if int(self.metered[end]) - before > metered:
-            end = int(self.metered.searchsorted(before + metered, side="right")) - 1
-        if until is not None:
-            end = min(end, self.index_of_timestamp(until))
-        end = max(end, first_index)
-        return Cut(
-            end,
-            int(self.offsets[first_index]),
-            int(self.offsets[end]),
-            int(self.metered[end]) - before,
-        )
+    seq_nums: list[int]
+    bodies: list[bytes]
 
 
 def decode(payload: bytes | memoryview) -> list[SequencedRecord]:
-    """The records of a stored payload."""
-    if len(payload) >= COMPILED_FROM and (records := decode_compiled(payload)) is not None:
-        return records
+    """Decode the records of a stored payload."""
     try:
-        return [record for record, _ in plain.walk(bytes(payload))]
-    except MalformedError as error:
+        seq_nums, timestamps, ends, names, values, bodies = _native.decode(payload)
+    except CodecError as error:
+        raise _corrupt(payload, error) from error
+    if names:
+        every = list(map(Header, names, values))
+        headers = [tuple(every[start:end]) for start, end in pairwise([0, *ends])]
+    else:
+        headers = [()] * len(bodies)
+    return list(map(SequencedRecord, seq_nums, timestamps, headers, bodies))  # type: ignore[arg-type]
+
+
+def contents(payload: bytes | memoryview) -> Contents:
+    """Locate a stored payload's records that are not commands, and their bodies."""
+    try:
+        return Contents(*_native.contents(payload))
+    except CodecError as error:
         raise _corrupt(payload, error) from error
 
 
 def measure(payload: bytes | memoryview) -> Index:
-    """Find every record of a stored payload, without decoding any."""
-    twin = compiled()
-    if twin is not None and (measured := twin.measure(payload)):
-        return Index(*measured)
+    """Locate all records of a stored payload without decoding them."""
     try:
-        offsets, timestamps, metered, first = plain.measure(bytes(payload))
-    except MalformedError as error:
+        return _native.measure(payload)
+    except CodecError as error:
         raise _corrupt(payload, error) from error
-    return Index(
-        np.array(offsets, np.int64),
-        np.array(timestamps, np.uint64),
-        np.array(metered, np.int64),
-        first,
-    )
 
 
-def encode_records(records: Sequence[SequencedRecord]) -> bytes:
-    """The payload that holds `records`, as sequencing would have written it."""
-    return b"".join(map(plain.encode_sequenced, records))
+def write_json(payload: bytes | memoryview, *, base64: bool) -> bytes:
+    """Return a stored payload's records as JSON array elements, joined by commas.
+
+    Names, values and bodies are base64, or text with invalid UTF-8 replaced.
+    """
+    try:
+        return _native.write_records(payload, base64)
+    except CodecError as error:
+        raise _corrupt(payload, error) from error
 
 
-def _corrupt(payload: bytes | memoryview, error: MalformedError) -> DataCorruptError:
+def _corrupt(payload: bytes | memoryview, error: CodecError) -> DataCorruptError:
     return DataCorruptError(
-        f"a stored payload of {len(payload)} bytes cannot be read: {error.message}"
+        f"a stored payload of {len(payload)} bytes cannot be read: {malformed(error).message}"
     )

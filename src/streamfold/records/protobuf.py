@@ -1,7 +1,7 @@
-"""The protobuf wire format, as far as records need it: varints, and walking a message's fields.
+"""The parts of the protobuf wire format that records need: varints and message fields.
 
-Every legal encoding is understood, not only the one that serializers emit: fields in any order,
-varints longer than needed, unknown fields and groups.
+Accepts every legal encoding, not only what serializers emit: fields in any order, overlong varints,
+unknown fields and groups. Plain Python, so that clients need no native code.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from functools import lru_cache
 
 from streamfold.errors import MalformedError
 from streamfold.model.positions import U64_MAX
+from streamfold.model.records import Header, Record
 
 VARINT, FIXED64, DELIMITED, GROUP_START, GROUP_END, FIXED32 = range(6)
 
-#: Bytes of the longest varint and of the longest tag that decoders accept.
+#: Maximum bytes of a varint and of a tag that decoders accept.
 VARINT_MAX, TAG_MAX = 10, 5
-#: Groups within groups; the depth at which the official decoders give up too.
+#: Maximum nesting of groups, as in the official decoders.
 GROUP_DEPTH_MAX = 100
 
 _LAST = tuple(bytes((bits,)) for bits in range(0x80))
@@ -24,7 +25,7 @@ _MORE = tuple(bytes((bits | 0x80,)) for bits in range(0x80))
 
 
 def varint(value: int) -> bytes:
-    """The shortest encoding of a 64-bit unsigned number."""
+    """Return the shortest encoding of an unsigned 64-bit number."""
     if value < 0x80:
         return _LAST[value]
     if value < 0x4000:
@@ -39,12 +40,12 @@ def _high_varint(value: int) -> bytes:
 
 
 def delimited(tag: bytes, content: bytes) -> bytes:
-    """A field of bytes, or nothing when they are empty: proto3 leaves defaults out."""
+    """Return a field of bytes, or nothing if empty, because proto3 omits defaults."""
     return b"%b%b%b" % (tag, varint(len(content)), content) if content else b""
 
 
 def read_varint(raw: bytes, at: int, end: int, longest: int = VARINT_MAX) -> tuple[int, int]:
-    """The number at `at` and the offset after it; bits beyond the 64th are dropped."""
+    """Return the number at `at` and the offset after it. Drops bits beyond the 64th."""
     if at < end and raw[at] < 0x80:
         return raw[at], at + 1
     if at + 1 < end and raw[at + 1] < 0x80:
@@ -60,9 +61,9 @@ def read_varint(raw: bytes, at: int, end: int, longest: int = VARINT_MAX) -> tup
 
 
 def fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Every varint field as (tag, value, offset after), every delimited one as (tag, start, end).
+    """Yield varint fields as (tag, value, offset after) and delimited ones as (tag, start, end).
 
-    Fields of other types are checked and left out: no message of ours has any.
+    Validates and skips fields of other types, which no message of ours has.
     """
     while at < end:
         tag, at = _read_tag(raw, at, end)
@@ -92,7 +93,7 @@ def _read_delimited(raw: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _skip(raw: bytes, tag: int, at: int, end: int) -> int:
-    """The offset after the field whose tag was read; groups are walked to their end."""
+    """Return the offset after the field whose tag was read. Walks groups to their end."""
     groups: list[int] = []
     while True:
         kind = tag & 7
@@ -113,3 +114,25 @@ def _skip(raw: bytes, tag: int, at: int, end: int) -> int:
         if not groups:
             return at
         tag, at = _read_tag(raw, at, end)
+
+
+#: Tags (field number << 3 | wire type) of s2.v1. AppendInput and ReadBatch share RECORDS.
+RECORDS = 0x0A
+HEADER_NAME, HEADER_VALUE = 0x0A, 0x12
+APPEND_TIMESTAMP, APPEND_HEADERS, APPEND_BODY = 0x08, 0x12, 0x1A
+SEQ_NUM, TIMESTAMP, HEADERS, BODY = 0x08, 0x10, 0x1A, 0x22
+
+
+def encode_append(record: Record, headers: bytes | None = None) -> bytes:
+    """Encode an AppendInput record with tag and length. Encoded `headers` replace its own."""
+    stamp = b"" if record.timestamp is None else b"\x08" + varint(record.timestamp)
+    if headers is None:
+        headers = b"".join(map(encode_append_header, record.headers))
+    content = stamp + headers + delimited(b"\x1a", record.body)
+    return b"\x0a" + varint(len(content)) + content
+
+
+def encode_append_header(header: Header) -> bytes:
+    """Encode a header of an AppendInput record with tag and length."""
+    content = delimited(b"\x0a", header.name) + delimited(b"\x12", header.value)
+    return b"\x12" + varint(len(content)) + content

@@ -1,8 +1,7 @@
-"""The rules that a batch of records must keep, its commands, and how it gets its timestamps."""
+"""Rules for batches of records, their commands, and their timestamps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,7 +19,7 @@ from streamfold.model.records import (
     Record,
 )
 
-#: Bytes of a trim command's body: one big-endian number.
+#: Bytes of a trim command's body, a big-endian number.
 TRIM_BODY = 8
 
 
@@ -34,7 +33,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Record `index` of the batch trims everything below `seq_num`."""
+    """Record `index` of the batch trims all records before `seq_num`."""
 
     index: int
     seq_num: int
@@ -47,7 +46,11 @@ def check_count(count: int) -> None:
     if count == 0:
         raise InvalidError(f"the batch has no records: send 1 to {BATCH_RECORDS_MAX}")
     if count > BATCH_RECORDS_MAX:
-        raise InvalidError(f"the batch has more than {BATCH_RECORDS_MAX} records: split it")
+        raise too_many_records()
+
+
+def too_many_records() -> InvalidError:
+    return InvalidError(f"the batch has more than {BATCH_RECORDS_MAX} records: split it")
 
 
 def check_metered(metered: int) -> None:
@@ -59,7 +62,7 @@ def check_metered(metered: int) -> None:
 
 
 def check_types(index: int, record: Record) -> None:
-    """Refuse a record whose members are not what their annotations say."""
+    """Reject a record whose members have wrong types."""
     if not isinstance(record.body, bytes):
         raise InvalidError(f"record {index}: the body is {type(record.body).__name__}, not bytes")
     for header in record.headers:
@@ -78,29 +81,24 @@ def check_timestamp(index: int, timestamp: int) -> None:
         raise InvalidError(f"record {index}: timestamp {timestamp!r} is not within 0 to {U64_MAX}")
 
 
-def command_of(index: int, record: Record) -> Command | None:
-    """The command that `record` is, None for data; refuses what only looks like a command."""
-    if all(header[0] for header in record.headers):
-        return None
-    check_lone_header(index, len(record.headers))
-    command = record.headers[0][1]
+def command_of(index: int, headers: int, command: bytes, body: bytes) -> Command:
+    """Parse the command in a record with a nameless header. Rejects malformed ones.
+
+    `command` is the value of its first header.
+    """
+    if headers != 1:
+        raise InvalidError(
+            f"record {index}: a header with an empty name marks a command and must be the only "
+            f"one, but the record has {headers} headers"
+        )
     if command == FENCE_COMMAND:
-        return Fence(index, _token(index, record.body))
+        return Fence(index, _token(index, body))
     if command == TRIM_COMMAND:
-        return Trim(index, _trim_point(index, record.body))
+        return Trim(index, _trim_point(index, body))
     raise InvalidError(
         f"record {index}: {command[:TOKEN_MAX]!r} is not a command, only 'fence' and 'trim' are; "
         "give the header a name if the record is data"
     )
-
-
-def check_lone_header(index: int, count: int) -> None:
-    """Refuse a record that has `count` headers, one of them with an empty name."""
-    if count != 1:
-        raise InvalidError(
-            f"record {index}: a header with an empty name marks a command and must be the only "
-            f"one, but the record has {count} headers"
-        )
 
 
 def _token(index: int, body: bytes) -> str:
@@ -132,33 +130,16 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     #: Whether timestamps may be in the future.
     uncapped: bool
     now: int
-    #: Timestamp of the record before the batch: none may be lower.
+    #: Timestamp of the record before the batch, which is the minimum.
     floor: int
 
 
 class Sequenced(msgspec.Struct, frozen=True, gc=False):
-    """A batch with its seq_nums and timestamps, in the form in which it is stored and read."""
+    """A batch with its seq_nums and timestamps, as stored and read."""
 
     payload: bytes
     first_timestamp: int
     last_timestamp: int
-
-
-def assign_timestamps(given: Iterable[int | None], slot: Slot) -> list[int]:
-    """One timestamp per record, never decreasing."""
-    mode, uncapped, now, latest = slot.mode, slot.uncapped, slot.now, slot.floor
-    ignored = mode is TimestampMode.ARRIVAL
-    out: list[int] = []
-    for index, stamp in enumerate(given):
-        if stamp is None and mode is TimestampMode.CLIENT_REQUIRE:
-            raise missing_timestamp(index)
-        value: int = now if ignored or stamp is None else stamp
-        if value > now and not uncapped:
-            value = now
-        if value > latest:
-            latest = value
-        out.append(latest)
-    return out
 
 
 def missing_timestamp(index: int) -> InvalidError:

@@ -1,5 +1,6 @@
 """The durable log: streams of records on object storage, one writer, acks after durability."""
 
+from streamfold.store.append_queues import Submission
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.reader import Reader
@@ -12,6 +13,7 @@ from streamfold.store.read.requests import (
 )
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from streamfold.store.stream_handle import StreamHandle
 
 __all__ = [
     "AppendAck",
@@ -20,7 +22,9 @@ __all__ = [
     "Reader",
     "SealingKey",
     "StoreSettings",
+    "StreamHandle",
     "StreamStore",
+    "Submission",
     "from_seq_num",
     "from_tail",
     "from_timestamp",

@@ -1,33 +1,33 @@
-"""The key space: one byte of kind, then what identifies the row. Big-endian, so bytes sort as numbers.
+"""The key space: one kind byte, then the row's identity. Big-endian, so bytes sort as numbers.
 
     kind  rest of the key                       value
-    0x00  "format"                              FormatRow: what wrote the store
+    0x00  "format"                              FormatRow: the store's format version
     0x00  "stream-ids"                          CounterRow: the id of the next stream
-    0x00  "space"                               SpaceRow: bytes of records that can be read
-    0x00  "writer"                              a row of earlier builds, which is not used
-    0x00  "held"                                HeldTotalsRow: bytes held, when the store was closed
+    0x00  "space"                               SpaceRow: bytes of live and deleted records
+    0x00  "writer"                              unused; written by earlier builds
+    0x00  "held"                                HeldTotalsRow: bytes held when the store was closed
     0x00  "leftovers" NUL kind                  LeftoversRow: files of that kind that no row names
-    0x00  "chunk-files"                         a CounterRow of earlier builds, which is not used
+    0x00  "chunk-files"                         unused; CounterRow written by earlier builds
     0x01  basin                                 BasinRow
     0x02  basin NUL stream                      StreamRow
     0x03  stream id (8)                         StateRow: tail, token, trim point
     0x04  stream id (8), last seq_num (8)       chunk of records (see chunks.py)
     0x05  stream id (8)                         CleanupRow: delete records below the trim point
-    0x06  SHA-256 of a secret (32)              TokenRow: the rights that the secret gives
-    0x07  access token id                       TokenRow: the same, to be listed and revoked
+    0x06  SHA-256 of a secret (32)              TokenRow: the rights that the secret grants
+    0x07  access token id                       TokenRow: the same row, for listing and revocation
     0x08  stream id (8)                         HeldRow: bytes of records held, this hour by minute
-    0x09  stream id (8), hour (4)               LevelRow: the same, in an hour that is over
-    0x0a  basin NUL hour (4)                    UsageRow: what was used; the account's has no basin
+    0x09  stream id (8), hour (4)               LevelRow: bytes of records held, in a past hour
+    0x0a  basin NUL hour (4)                    UsageRow: usage; the account's row has no basin
     0x0b  stream id (8), fork's stream id (8)   ForkRow: the fork needs records of the stream
-    0x0c  stream id (8), producer id            ProducerRow: how far the producer has come
+    0x0c  stream id (8), producer id            ProducerRow: the producer's progress
     0x0d  stream id (8), seq_num (8)            SnapshotRow: replaces all records before it
-    0x0e  kind NUL id                           a document that a caller keeps in the store
-    0x0f  basin NUL stream                      rows of earlier builds, which upkeep deletes
+    0x0e  kind NUL id                           a caller's document
+    0x0f  basin NUL stream                      written by earlier builds; upkeep deletes these
 
-The last seq_num of a chunk is its key, so the chunk that holds seq_num n is the first with a key of n
-or more: one seek, no index. Names contain no NUL, so listings sort as names do. A stream id is used
-once: a deleted and re-created name gets another, so that no row of the old stream is ever read again.
-Hours are counted from the Unix epoch.
+A chunk's key contains its last seq_num, so the chunk that holds seq_num n is the first with a key
+of n or more: one seek, no index. Names contain no NUL, so rows sort by name. Stream ids are never
+reused: a deleted and re-created stream gets a new id, so no row of the old stream is ever read
+again. Hours are counted from the Unix epoch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OBSOLETE = b"\x0f"
 
 _CHUNK_KEY = struct.Struct(">cQQ")
 _HOUR_MAX = 2**32 - 1
-#: Bytes before the seq_num in a chunk's key.
+#: Bytes before the seq_num in a chunk key.
 _CHUNK_PREFIX = 9
 
 
@@ -72,7 +72,7 @@ def basin(name: str) -> bytes:
 
 
 def basins_from(name: str, *, after: bool) -> bytes:
-    """Where a listing of basins starts: at `name`, or just after it."""
+    """Return where a listing of basins starts: at `name`, or just after it."""
     return basin(name) + (b"\x00" if after else b"")
 
 
@@ -88,7 +88,7 @@ def stream(basin_name: str, name: str) -> bytes:
 
 
 def streams_from(basin_name: str, name: str, *, after: bool) -> bytes:
-    """Where a listing of a basin's streams starts: at `name`, or just after it."""
+    """Return where a listing of a basin's streams starts: at `name`, or just after it."""
     return stream(basin_name, name) + (b"\x00" if after else b"")
 
 
@@ -109,7 +109,7 @@ def state(stream_id: int) -> bytes:
 
 
 def state_stream_id(key: bytes) -> int | None:
-    """The stream id in the key of a stream's state; None if it is the key of another row."""
+    """Return the stream id in a StateRow's key; None for any other key."""
     return int.from_bytes(key[1:], "big") if key.startswith(_STATE) else None
 
 
@@ -118,7 +118,7 @@ def chunk(stream_id: int, last_seq_num: int) -> bytes:
 
 
 def chunk_parts(key: bytes) -> tuple[int, int]:
-    """The stream id and the last seq_num in the key of a chunk."""
+    """Return the stream id and last seq_num in a chunk's key."""
     _, stream_id, last_seq_num = _CHUNK_KEY.unpack(key)
     return stream_id, last_seq_num
 
@@ -132,7 +132,7 @@ def chunks_start(stream_id: int) -> bytes:
 
 
 def chunks_end(stream_id: int) -> bytes:
-    """Just after the last key that a chunk of this stream can have."""
+    """Return the key just after the stream's last possible chunk key."""
     return chunk(stream_id, U64_MAX) + b"\x00"
 
 
@@ -160,7 +160,7 @@ def token(token_id: str) -> bytes:
 
 
 def tokens_from(token_id: str, *, after: bool) -> bytes:
-    """Where a listing of access tokens starts: at `token_id`, or just after it."""
+    """Return where a listing of access tokens starts: at `token_id`, or just after it."""
     return token(token_id) + (b"\x00" if after else b"")
 
 
@@ -171,11 +171,11 @@ def token_id(key: bytes) -> str:
     return key[1:].decode()
 
 
-def held(stream_id: int) -> bytes:
+def stream_bytes(stream_id: int) -> bytes:
     return _HELD + stream_id.to_bytes(8, "big")
 
 
-def held_stream_id(key: bytes) -> int:
+def stream_bytes_id(key: bytes) -> int:
     return int.from_bytes(key[1:], "big")
 
 
@@ -184,7 +184,7 @@ def level(stream_id: int, hour: int) -> bytes:
 
 
 def levels_end(stream_id: int) -> bytes:
-    """Just after the last key that an hour of this stream can have."""
+    """Return the key just after the stream's last possible LevelRow key."""
     return level(stream_id, _HOUR_MAX) + b"\x00"
 
 
@@ -193,12 +193,12 @@ def usage(basin_name: str, hour: int) -> bytes:
 
 
 def usage_end(basin_name: str) -> bytes:
-    """Just after the last key that an hour of this basin can have."""
+    """Return the key just after the basin's last possible UsageRow key."""
     return usage(basin_name, _HOUR_MAX) + b"\x00"
 
 
 def hour(key: bytes) -> int:
-    """The hour that the key of a LevelRow or UsageRow ends with."""
+    """Return the hour at the end of a LevelRow or UsageRow key."""
     return int.from_bytes(key[-4:], "big")
 
 
@@ -249,7 +249,10 @@ def document(kind: str, document_id: str) -> bytes:
 
 
 def documents_span(kind: str, prefix: str = "") -> tuple[bytes, bytes]:
-    """The documents of a kind whose ids begin so; no UTF-8 has the byte 0xff."""
+    """Return the key span of a kind's documents whose ids start with `prefix`.
+
+    The byte 0xff does not occur in UTF-8.
+    """
     start = document(kind, prefix)
     return start, start + b"\xff"
 
@@ -258,5 +261,5 @@ def document_id(key: bytes) -> str:
     return key[1:].partition(b"\x00")[2].decode()
 
 
-#: Rows of earlier builds.
+#: Rows written by earlier builds.
 OBSOLETE_START, OBSOLETE_END = _OBSOLETE, b"\x10"

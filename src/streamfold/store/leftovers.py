@@ -1,11 +1,11 @@
 """Files that no row names, and when they may be deleted.
 
-Files beside the database (`chunk_files.py`, `snapshots.py`) are written before the rows that name them,
-so a commit that fails leaves a file without a row. But so does damage that costs the store its rows, or
-a database restored from an older backup. Then the files may be all that is left of acknowledged
-records. Neither a look at storage nor the age of a file tells which it was. So the store notes when it
-first found a file without a row, and deletes it after a grace of days: until then, somebody can notice,
-stop the server and restore the rows.
+Files beside the database (`chunk_files.py`, `snapshots.py`) are written before the rows that name
+them, so a failed commit leaves a file without a row. But damage that loses rows, or a database
+restored from an older backup, leaves such files too, and then they may be the only copy of
+acknowledged records. Neither storage nor the file's age tells these cases apart. So the store
+records when it first found a file without a row, and deletes it after a grace period of days. Until
+then, an operator can notice, stop the server and restore the rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from streamfold.wording import noun
 logger = logging.getLogger(__name__)
 
 _DAY: Final = 86_400.0
-#: Files of a kind that are noted at once, which bounds the row; the others are noted after these are
-#: deleted, and kept until then.
+#: Maximum number of files of one kind recorded at once, which bounds the row. Further files are
+#: recorded after these are deleted, and are kept until then.
 LEFTOVERS_MAX: Final = 10_000
 
 
@@ -47,13 +47,13 @@ class Leftovers:
         #: Seconds.
         self._grace = grace
         self._now = now
-        #: When to look for such files again, ms since the Unix epoch: at once until a search succeeds.
+        #: When to search again, in ms since the Unix epoch: immediately, until one search succeeds.
         self.due_at: float = 0
 
     async def overdue(self, names: Iterable[str]) -> set[str]:
-        """Those of `names`, all files without a row, that may be deleted; the others are noted.
+        """Return the files among `names` that may be deleted. Record when the others were found.
 
-        Reads `LEFTOVERS_MAX` names and one more.
+        All of `names` must be files without a row. Reads at most `LEFTOVERS_MAX` + 1 names.
         """
         first = list(islice(names, LEFTOVERS_MAX + 1))
         value, now = await self._engine.get(self._key), self._now()
@@ -63,14 +63,14 @@ class Leftovers:
             row = rows.encode(LeftoversRow(since)) if since else None
             await self._write([(self._key, row)])
         grace = self._grace * 1000
-        kept = [at for at in since.values() if now < at + grace]
-        self.due_at = min(kept, default=math.inf) + grace
-        if kept:
+        waiting = [at for at in since.values() if now < at + grace]
+        self.due_at = min(waiting, default=math.inf) + grace
+        if waiting:
             logger.info(
                 "no row names %d %s %s: kept until %.1f days after they were found",
-                len(kept),
+                len(waiting),
                 self._kind,
-                noun(len(kept), "file"),
+                noun(len(waiting), "file"),
                 self._grace / _DAY,
             )
         if deleted := [name for name, at in since.items() if now >= at + grace]:

@@ -1,7 +1,6 @@
-"""One opening of the storage: the engine, its committer, and the streams in memory.
+"""One opening of storage: the engine, its committer and the stream logs in memory.
 
-After a failure the whole mount is dropped and another is opened, so that no state in memory outlives
-the failure.
+A failure discards the whole mount and opens another, so that no in-memory state outlives it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from streamfold.store.damage import (
 from streamfold.store.engine.engine import Engine, Op
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
-from streamfold.store.log.committer import Committer
+from streamfold.store.log.committer import CommitReport, Committer
 from streamfold.store.log.log_leases import LogLease
 from streamfold.store.log.log_reader import LogReader
 from streamfold.store.log.recent_chunks import RecentChunks
@@ -56,34 +55,58 @@ from streamfold.store.rows import (
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
-#: Producers of all logs in memory: each takes some 500 bytes, and a stream may have 4096.
+#: Maximum producers over all logs in memory. Each takes about 500 bytes; a stream may have 4096.
 _PRODUCERS_MAX = 250_000
-#: Logs in memory that are checked at a time: several, so that their number can shrink.
+#: Logs checked per eviction. More than one, so that the number of logs can shrink.
 _CHECKED_AT_ONCE = 32
-#: Logs that are read at the same time: each may take a scan and a block of 64 KiB.
+#: Logs read concurrently. Each may take a scan and a 64 KiB block.
 _READ_AT_ONCE = 256
-#: Rows of basins in memory: creating a stream needs its basin's.
+#: Maximum basin rows in memory. Creating a stream needs its basin's row.
 _BASINS_MAX = 1000
-#: Names without a stream in memory: who creates one asks twice, before and while it holds the lock.
+#: Maximum names known to have no stream. Creating one looks it up twice, before and under the lock.
 _MISSING_MAX = 1000
-#: Stream ids that one commit reserves. A restart skips those that were not assigned.
+#: Stream ids that one commit reserves. A restart skips the unassigned ones.
 _IDS_AT_ONCE = 256
 
-#: Appends to a new stream, in the same step in which it is created. Must not fail.
-FirstAppend: TypeAlias = Callable[[StreamLog], None]
+#: Appends to a new stream, in the step that creates it. Must not fail.
+FirstAppend: TypeAlias = Callable[[StreamLog], object]
 
 
 @dataclass(slots=True)
 class _Load:
-    """A log that is being read from storage, or created, and the callers that wait for it."""
+    """A log being read from storage or created, and the callers that wait for it."""
 
     waiters: list[asyncio.Future[LogLease]] = field(default_factory=list)
-    #: Whether the stream's row was replaced since it was read.
+    #: Whether the stream's row was replaced after it was read.
     outdated: bool = False
 
 
+class MountObserver:
+    """Observes what becomes durable. This base class ignores it. Methods must not fail."""
+
+    __slots__ = ()
+
+    def trimmed(self, log: StreamLog, deletable_at: int) -> None:
+        """Records were trimmed.
+
+        They can be deleted from `deletable_at` (ms since the Unix epoch) on.
+        """
+
+    def stream_written(self, ref: StreamRef, row: StreamRow) -> None:
+        """A stream's row was written."""
+
+    def content_stored(self, share: Share) -> None:
+        """A new stream and its initial content were stored."""
+
+    def appended(self, shares: Sequence[Share]) -> None:
+        """Records became durable. Called before acks resolve and followers wake."""
+
+    def committed(self, report: CommitReport) -> None:
+        """A commit became durable."""
+
+
 class Mount:
-    """The engine, the committer and all state that was read since the storage was opened."""
+    """The engine, the committer and all state read since storage was opened."""
 
     def __init__(
         self,
@@ -96,7 +119,9 @@ class Mount:
         files: ChunkFiles,
         damage: KnownDamage,
         basins: DeletingBasins,
+        observe: Callable[[Mount], MountObserver] | None = None,
     ) -> None:
+        """`observe` creates the mount's observer, which may use the mount."""
         self.engine = engine
         self.damage = damage
         self.files = files
@@ -105,44 +130,43 @@ class Mount:
         self.scans = OpenScans()
         self.live = live
         self.committer = Committer(
-            engine, settings, admission, files, self._on_durable, damage.read_only
+            engine,
+            settings,
+            admission,
+            files,
+            self._on_durable,
+            self._on_commit,
+            damage.read_only,
         )
-        #: Called when a trim has become durable, with the time (ms since the Unix epoch) from which
-        #: its records can be deleted.
-        self.on_trimmed: Callable[[StreamLog, int], None] = lambda log, at: None
-        #: Called when the row of a stream has become durable.
-        self.on_stream_written: Callable[[StreamRef, StreamRow], None] = lambda ref, row: None
-        #: Called when the first content of a new stream has become durable with it.
-        self.on_content: Callable[[Share], None] = lambda share: None
-        #: Called when records have become durable, before acks resolve and followers wake.
-        self.on_appended: Callable[[Sequence[Share]], None] = lambda shares: None
         self._settings = settings
         #: Milliseconds.
         self._trim_grace = round(settings.trim_grace * 1000)
-        #: Why no stream can be created; None if the next id is known.
+        #: Why no stream can be created; None if the next stream id is known.
         self._ids_unknown = next_stream_id if isinstance(next_stream_id, Exception) else None
         self._next_stream_id = next_stream_id if isinstance(next_stream_id, int) else 0
-        #: The first stream id that storage does not know to be reserved.
+        #: The first stream id that storage has not reserved.
         self._ids_end = self._next_stream_id
         self._basins: dict[str, BasinRow] = {}
-        #: Basins that are deleted but still have rows: their streams take no appends and reads.
+        #: Deleted basins that still have rows. Their streams reject appends and reads.
         self._deleting_basins = basins
-        #: Begun and finished writes of basins: a row that was read meanwhile may be outdated.
+        #: Counts the starts and ends of basin writes. A row read across one of them may be
+        #: outdated.
         self._basin_writes = 0
         self._logs: OrderedDict[StreamRef, StreamLog] = OrderedDict()
         self._reader = LogReader(engine, now, self._trim_grace)
         self._loads: dict[StreamRef, _Load] = {}
-        #: Forks under way, by the id of each stream whose records they may inherit.
+        #: Forks in progress, by the id of each stream whose records they may inherit.
         self._forking: Counter[int] = Counter()
-        #: Names that storage has no stream of, until one is written.
+        #: Names known to have no stream on storage, until one is written.
         self._missing: set[StreamRef] = set()
-        #: Logs to read in the next turn of the event loop.
-        self._wanted: list[StreamRef] = []
+        #: Logs to read in the next event loop iteration.
+        self._unread: list[StreamRef] = []
         #: Referenced here, because the event loop keeps no reference to them.
         self._reading: set[asyncio.Task[None]] = set()
-        #: Producers of the logs in memory that have any, by stream id, and of all of them.
+        #: Producers per stream id for the logs in memory that have any, and their total.
         self._producer_counts: dict[int, int] = {}
         self._producer_total = 0
+        self.observer = MountObserver() if observe is None else observe(self)
 
     @classmethod
     async def start(
@@ -153,19 +177,22 @@ class Mount:
         now: Callable[[], int],
         files: ChunkFiles,
         damage: KnownDamage,
+        observe: Callable[[Mount], MountObserver],
     ) -> Mount:
-        """Start from what `engine` holds; it must have been opened for this mount alone.
+        """Start from the contents of `engine`, which must have been opened for this mount alone.
 
-        A row that cannot be read never counts as missing: `damage` gets what does not work without it.
+        An unreadable row never counts as missing: `damage` records what does not work without it.
         """
         following = await next_stream_id(engine, damage)
         live, basins = await live_bytes(engine), await deleting_basins(engine)
-        return cls(engine, settings, admission, now, following, live, files, damage, basins)
+        return cls(
+            engine, settings, admission, now, following, live, files, damage, basins, observe
+        )
 
     def new_stream_id(self) -> int:
-        """An id that no stream has had; commit it together with `id_rows(id)`.
+        """Return an unused stream id. Commit it together with `id_rows(id)`.
 
-        StoreDamagedError if storage cannot tell which ids streams have had.
+        Raises StoreDamagedError if storage cannot tell which ids have been used.
         """
         if self._ids_unknown is not None:
             raise self._ids_unknown
@@ -173,15 +200,15 @@ class Mount:
         return self._next_stream_id - 1
 
     def id_rows(self, stream_id: int) -> list[Op]:
-        """The rows that keep `stream_id` from being assigned again; commit them in the same step."""
+        """Return the rows that reserve `stream_id` for good. Commit them in the same step."""
         if stream_id < self._ids_end:
             return []
         self._ids_end = stream_id + _IDS_AT_ONCE
         return [(keys.STREAM_IDS, rows.encode(CounterRow(self._ids_end)))]
 
     async def basin(self, name: str) -> BasinRow | None:
-        if (known := self._basins.get(name)) is not None:
-            return known
+        if (cached := self._basins.get(name)) is not None:
+            return cached
         writes = self._basin_writes
         row = await own_row(self.engine, keys.basin(name), BasinRow)
         if isinstance(row, DataCorruptError):
@@ -199,9 +226,9 @@ class Mount:
         return self.damage.note_row(effect, error)
 
     async def put_basin(self, name: str, row: BasinRow | None, *ops: Op) -> None:
-        """Commit the basin's row, or its removal, with `ops`; the caller holds its lock.
+        """Commit the basin's row, or its removal, together with `ops`. The caller holds its lock.
 
-        A row that is marked as deleted stops all streams of the basin in this step.
+        A row marked as deleted stops all streams of the basin in this step.
         """
         self.committer.check_open()
         self._basin_writes += 1
@@ -219,11 +246,14 @@ class Mount:
 
     @property
     def deleting_basins(self) -> list[str]:
-        """Basins that are known to be deleted, or whose deletion is committed next, in order."""
+        """The basins known to be deleted, or whose deletion is in the next commit, in order."""
         return sorted(self._deleting_basins.names)
 
     def check_basin(self, name: str) -> None:
-        """Raise if the basin is being deleted; call this in the same step as the commit it allows."""
+        """Raise if the basin is being deleted.
+
+        Call this in the same step as the commit it guards.
+        """
         if name in self._deleting_basins.names:
             raise BasinDeletingError(name)
         if damage := self._deleting_basins.damage_of(name):
@@ -240,19 +270,21 @@ class Mount:
     async def put_stream(
         self, ref: StreamRef, row: StreamRow | None, *ops: Op, content: Share | None = None
     ) -> None:
-        """Commit the stream's row, or its removal, with `ops` and `content`; the caller holds its lock.
+        """Commit the stream's row, or its removal, with `ops` and `content`.
 
-        The log in memory follows. If the name is now another stream's, or free, the log is dropped and
-        everything that still uses it fails.
+        The caller holds its lock.
+
+        Updates the log in memory. If the name now belongs to another stream, or to none, the log is
+        evicted and everything that still uses it fails.
         """
         value = None if row is None else rows.encode(row)
         await self.committer.write([(keys.stream(*ref), value), *ops], content)
         if content is not None and content.chunks:
             for stored_bytes in content.stored_bytes:
                 self.live.add(stored_bytes)
-            self.on_content(content)
+            self.observer.content_stored(content)
         if row is not None:
-            self.on_stream_written(ref, row)
+            self.observer.stream_written(ref, row)
         self._missing.discard(ref)
         if load := self._loads.get(ref):
             load.outdated = True
@@ -267,7 +299,7 @@ class Mount:
 
     @contextmanager
     def forking(self, source: StreamLog) -> Iterator[None]:
-        """Keep all records that a fork of `source` may inherit while it is being created."""
+        """Retain all records that a fork of `source` may inherit while it is being created."""
         ids = (source.id, *source.row.ancestors)
         self._forking.update(ids)
         try:
@@ -279,16 +311,16 @@ class Mount:
                     del self._forking[stream_id]
 
     def is_forking(self, stream_id: int) -> bool:
-        """Whether a fork that may inherit records of the stream is being created."""
+        """Return whether a fork being created may inherit records of the stream."""
         return stream_id in self._forking
 
     async def create_stream(
         self, ref: StreamRef, row: StreamRow, *, first: FirstAppend
     ) -> LogLease:
-        """Commit a new stream with what `first` appends; the caller holds its lock.
+        """Commit a new stream together with what `first` appends. The caller holds its lock.
 
-        There must be no such stream, or a deleted one that no fork needs. Until the new one is durable,
-        other callers wait for its log.
+        There must be no such stream, or only a deleted one that no fork needs. Other callers wait
+        for the log until the new stream is durable.
         """
         while ref in self._loads:
             with suppress(StreamNotFoundError):
@@ -303,20 +335,23 @@ class Mount:
         try:
             self.check_basin(ref.basin)
             first(log)
-            log.write_state()  # a stream without records has a tail, too
+            log.write_state()  # a stream without records has a tail too
             stream: Op = keys.stream(*ref), rows.encode(row)
             await self.committer.write_with(log, [stream, *self.id_rows(row.id)])
         except BaseException as error:
             self._end_load(ref, load, error)
             raise
-        self.on_stream_written(ref, row)
+        self.observer.stream_written(ref, row)
         self._end_load(ref, load, log)
         return lease
 
     async def lease(self, ref: StreamRef) -> LogLease:
-        """A lease of the stream's log; StreamNotFoundError if there is no such stream.
+        """Return a lease of the stream's log.
 
-        A stream never has two logs: callers get the one in memory, or wait together until it is read.
+        Raises StreamNotFoundError if the stream does not exist.
+
+        A stream never has two logs: callers share the one in memory, or wait together until it is
+        read.
         """
         if log := self.log_in_memory(ref):
             return LogLease(log)
@@ -332,102 +367,106 @@ class Mount:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release()  # it came together with the cancellation
+                waiter.result().release()  # granted just as the caller was cancelled
             raise
         finally:
-            # Its error refers to this call. Without this, a stream that an append creates would leave
-            # a reference cycle, which stays in memory until garbage is collected.
+            # Its error refers to this call. Without this, each stream created by an append would
+            # leave a reference cycle that stays in memory until the garbage collector runs.
             del waiter
 
     def is_missing(self, ref: StreamRef) -> bool:
-        """Whether there is certainly no such stream, and nobody creates one."""
+        """Return whether the stream is known not to exist and nobody is creating it."""
         return ref in self._missing and ref not in self._loads
 
     def log_in_memory(self, ref: StreamRef) -> StreamLog | None:
-        """The stream's log if it is in memory: without a lease, use it before the next `await`."""
+        """Return the stream's log if it is in memory.
+
+        Without a lease, use it before the next `await`.
+        """
         log = self._logs.get(ref)
         if log is not None:
             self._logs.move_to_end(ref)
         return log
 
     def trims_in_memory(self, ref: StreamRef, stream_id: int) -> TrimPoints | None:
-        """The trim points of the stream; None if all that storage has of them are in effect."""
+        """Return the stream's trim points; None if all those on storage are already in effect."""
         log = self._logs.get(ref)
         return log.trims if log is not None and log.id == stream_id else None
 
     async def settle(self, log: StreamLog) -> None:
-        """Return once the state that a refusal depends on is durable: clients may rely on it then."""
+        """Wait until the state behind a rejection is durable, so that clients may rely on it."""
         await log.settled()
         if log.terms.closed and not log.durable_closed:
             await self.committer.write([])  # a close without a record: no ack to wait for
 
     async def drain(self) -> None:
-        """Wait until nothing is pending; then end all followers with StoreClosingError."""
+        """Wait until nothing is pending, then end all followers with StoreClosingError."""
         await self.committer.drain()
         for log in self._logs.values():
             log.dismiss(StoreClosingError())
 
     def abandon(self, cause: StreamfoldError) -> None:
-        """Fail everything outstanding; nothing may use this mount any more."""
+        """Fail everything outstanding. The mount must not be used afterwards."""
         self.committer.fail(cause)
         for log in self._logs.values():
             if log.failure is None:
                 log.fail((), cause, cause)
 
     def _want(self, ref: StreamRef) -> None:
-        """Read the log together with the others that are asked for in this turn of the event loop."""
-        if not self._wanted:
+        """Read the log together with all others requested in this event loop iteration."""
+        if not self._unread:
             task = asyncio.create_task(self._read_wanted())
             self._reading.add(task)
             task.add_done_callback(self._reading.discard)
-        self._wanted.append(ref)
+        self._unread.append(ref)
 
     async def _read_wanted(self) -> None:
-        """Read the logs that are asked for, for those that wait for them."""
-        wanted, self._wanted = self._wanted, []
-        for first in range(0, len(wanted), _READ_AT_ONCE):
-            refs = wanted[first : first + _READ_AT_ONCE]
+        """Read the requested logs and hand them to their waiters."""
+        unread, self._unread = self._unread, []
+        for first in range(0, len(unread), _READ_AT_ONCE):
+            refs = unread[first : first + _READ_AT_ONCE]
             for ref in refs:
                 self._loads[ref].outdated = False
-            for ref, found in zip(refs, await self._reader.read(refs), strict=True):
+            for ref, outcome in zip(refs, await self._reader.read(refs), strict=True):
                 load = self._loads[ref]
                 if load.outdated:
                     self._want(ref)
                 else:
-                    self._end_load(ref, load, found)
+                    self._end_load(ref, load, outcome)
 
-    def _end_load(self, ref: StreamRef, load: _Load, found: StreamLog | BaseException) -> None:
-        """Keep the log in memory, and give each waiter a lease of it."""
+    def _end_load(self, ref: StreamRef, load: _Load, outcome: StreamLog | BaseException) -> None:
+        """Keep the log in memory, and give each waiter a lease."""
         del self._loads[ref]
         if damage := self._deleting_basins.damage_of(ref.basin):
-            found = self._basin_damaged(ref.basin, damage)  # nobody knows whether it is deleted
-        if isinstance(found, StreamLog):
+            outcome = self._basin_damaged(ref.basin, damage)  # it may be deleted
+        if isinstance(outcome, StreamLog):
             if ref.basin in self._deleting_basins.names:
-                found.delete_with_basin()
-            self._logs[ref] = found
-            self._count_producers(found)
-        elif isinstance(found, StreamNotFoundError):
+                outcome.delete_with_basin()
+            self._logs[ref] = outcome
+            self._count_producers(outcome)
+        elif isinstance(outcome, StreamNotFoundError):
             if len(self._missing) >= _MISSING_MAX:
                 self._missing.clear()
             self._missing.add(ref)
-        elif isinstance(found, StreamDamagedError):
-            self.damage.note(found.damage)
+        elif isinstance(outcome, StreamDamagedError):
+            self.damage.note(outcome.damage)
         waiters, load.waiters = load.waiters, []
         for waiter in waiters:
             if waiter.done():
                 continue
-            if isinstance(found, StreamLog):
-                waiter.set_result(LogLease(found))
-            elif isinstance(found, Exception):
-                waiter.set_exception(found)
+            if isinstance(outcome, StreamLog):
+                waiter.set_result(LogLease(outcome))
+            elif isinstance(outcome, Exception):
+                waiter.set_exception(outcome)
             else:
                 waiter.cancel()
         self._shrink()
 
     def _shrink(self) -> None:
-        """Drop idle logs, of those that were used longest ago, while there are too many.
+        """Evict idle logs, least recently used first, while there are too many.
 
-        Checks a few per call: with 10,000 in memory, checking all would take 10 ms for each log loaded.
+        Checks only a few per call: with 10,000 logs in memory, checking all of them would take 10
+        ms for each log loaded.
         """
         for _ in range(min(_CHECKED_AT_ONCE, len(self._logs))):
             if not self._crowded():
@@ -439,7 +478,7 @@ class Mount:
                 self._logs.move_to_end(ref)
 
     def _crowded(self) -> bool:
-        """Whether more logs are in memory than there is room for."""
+        """Return whether more logs are in memory than the limits allow."""
         return (
             len(self._logs) > self._settings.idle_streams or self._producer_total > _PRODUCERS_MAX
         )
@@ -456,6 +495,9 @@ class Mount:
         self._producer_total += count - self._producer_counts.get(log.id, 0)
         self._producer_counts[log.id] = count
 
+    def _on_commit(self, report: CommitReport) -> None:
+        self.observer.committed(report)
+
     def _on_durable(self, shares: Sequence[Share]) -> None:
         self.live.commits += 1
         for share in shares:
@@ -466,7 +508,8 @@ class Mount:
                 self._count_producers(share.log)
             if share.trimmed:
                 at_once = share.trim_point_at_once > share.log.trims.effective
-                self.on_trimmed(share.log, self.now() + (0 if at_once else self._trim_grace))
-        self.on_appended(shares)
+                deletable_at = self.now() + (0 if at_once else self._trim_grace)
+                self.observer.trimmed(share.log, deletable_at)
+        self.observer.appended(shares)
         if self._producer_total > _PRODUCERS_MAX:
             self._shrink()

@@ -1,6 +1,6 @@
-"""The rows that an opening of the store starts from.
+"""The rows that the store needs when it opens.
 
-A row that cannot be read never counts as missing: it costs what depends on it, and nothing else.
+An unreadable row never counts as missing: whatever depends on it fails, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from streamfold.store.upkeep.live_bytes import LiveBytes
 
 @dataclass(slots=True)
 class DeletingBasins:
-    """Basins that are deleted but still have rows: their streams take no appends and reads."""
+    """Deleted basins that still have rows. Their streams reject appends and reads."""
 
     names: set[str] = field(default_factory=set)
-    #: Where rows of basins cannot be read, and why: some of these may be deleted, too.
+    #: Spans with unreadable basin rows, and why. Some of those basins may be deleted too.
     unknown: list[tuple[KeySpan, DataCorruptError]] = field(default_factory=list)
 
     def damage_of(self, name: str) -> DataCorruptError | None:
-        """Why it is unknown whether this basin is deleted; None if that is known."""
+        """Return why it is unknown whether this basin is deleted; None if that is known."""
         if not self.unknown:
             return None
         key = keys.basin(name)
         return next((why for span, why in self.unknown if span.start <= key < span.end), None)
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Add a basin if its row says that it is deleted."""
+        """Add a basin if its row marks it as deleted."""
         try:
             if rows.decode(value, BasinRow).deleted_at is not None:
                 self.names.add(keys.basin_name(key))
@@ -41,7 +41,7 @@ class DeletingBasins:
 
 
 async def own_row(engine: Engine, key: bytes, kind: type[Row]) -> Row | DataCorruptError | None:
-    """A row; None if there is none, an error if it cannot be read."""
+    """Return a row, None if it does not exist, or an error if it cannot be read."""
     try:
         value = await engine.get(key)
         return None if value is None else rows.decode(value, kind)
@@ -50,7 +50,7 @@ async def own_row(engine: Engine, key: bytes, kind: type[Row]) -> Row | DataCorr
 
 
 async def next_stream_id(engine: Engine, damage: KnownDamage) -> int | DataCorruptError:
-    """The id of the next stream; an error if nobody knows which ids streams have had."""
+    """Return the id of the next stream, or an error if it is unknown which ids have been used."""
     counter = await own_row(engine, keys.STREAM_IDS, CounterRow)
     if isinstance(counter, DataCorruptError):
         effect = "streams cannot be created: the next stream id is unknown"
@@ -59,10 +59,10 @@ async def next_stream_id(engine: Engine, damage: KnownDamage) -> int | DataCorru
 
 
 async def live_bytes(engine: Engine) -> LiveBytes:
-    """The live bytes of the store.
+    """Return the store's live bytes.
 
-    A store without a stream holds nothing. One of an earlier version was never counted, and one whose
-    count cannot be read is counted again.
+    A store without streams holds nothing. The bytes are unknown, and counted again, in a store of
+    an earlier version, which never counted them, and in one whose count is unreadable.
     """
     space = await own_row(engine, keys.SPACE, SpaceRow)
     if isinstance(space, SpaceRow):
@@ -72,7 +72,7 @@ async def live_bytes(engine: Engine) -> LiveBytes:
 
 
 async def deleting_basins(engine: Engine) -> DeletingBasins:
-    """The basins whose deletion is not finished."""
+    """Return the basins whose deletion is unfinished."""
     basins = DeletingBasins()
     start, end = keys.basins_from("", after=False), keys.BASINS_END
     while start < end:

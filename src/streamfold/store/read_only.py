@@ -1,12 +1,13 @@
-"""Reads a store that another process writes, straight from its storage and without its server.
+"""Read-only access to a store that another process writes, straight from storage.
 
-SlateDB opens the newest durable state and pins its files by a checkpoint, which it renews while the
-store is open and deletes at the end: compaction by the writer deletes nothing that is still read here.
-Each renewal pins the state of that moment instead, and files of large chunks are never pinned. So
-records that are trimmed while they are read may be gone: a read that finds none looks at the trim point
-that storage has by now, and continues there.
-Records that are appended after a stream was opened are not seen. Streams answer as they would after a
-restart of their server: trims take effect at once, and so does retention.
+SlateDB opens the newest durable state and pins its files with a checkpoint, which it renews while
+the store is open and deletes on close. The writer's compaction therefore deletes nothing that is
+still read here. Each renewal pins the then-current state instead, and chunk files are never pinned.
+So records trimmed during a read may be gone: a read that finds none looks up the current trim point
+on storage and continues there.
+
+Records appended after a stream was opened are not visible. Streams answer as they would after a
+server restart: trims and retention take effect at once.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import unquote, urlsplit
-
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import (
     BasinNotFoundError,
@@ -36,12 +35,11 @@ from streamfold.store import keys, rows
 from streamfold.store.catalog import listing
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
 from streamfold.store.damage import KnownDamage
-from streamfold.store.engine.engine import Batch, Op, first_row
+from streamfold.store.engine.engine import Op, WriteBatch, first_row
 from streamfold.store.engine.location import DATABASE, MANIFESTS, Location, open_location
+from streamfold.store.engine.native import EngineError, SlateDatabase, SlateManifest
 from streamfold.store.engine.slatedb import SlateEngine, open_admin, table_check
-from streamfold.store.engine.slatedb_binding import FAILURES, read_manifest
-from streamfold.store.engine.slatedb_reads import Reads, ScanOptions
-from streamfold.store.engine.slatedb_rows import READ, SlateRows, translated
+from streamfold.store.engine.slatedb_rows import SlateRows, translated
 from streamfold.store.engine.table_check import TableCheck
 from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
@@ -57,100 +55,81 @@ from streamfold.store.settings import StoreSettings
 from streamfold.store.store import wall_clock
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
-#: Milliseconds between two renewals of a checkpoint, which outlives a reader that was killed by ten
-#: times as long; and a month, which is longer than anybody reads a fixed state.
+#: Milliseconds between two checkpoint renewals. A checkpoint outlives a killed reader by ten times
+#: as long. The second value is a month, longer than anybody reads a fixed state.
 _RENEWAL, _NEVER = 60_000, 30 * 86_400_000
-#: Bytes of rows that are only in the WAL, which a reader holds in memory: as the writer does.
+#: Maximum bytes of WAL-only rows that a reader holds in memory, the same as the writer's.
 _WAL_BYTES = 256 << 20
-#: Retries of a request that storage answered with an error.
+#: Retries of a request that failed with a storage error.
 _RETRIES = 4
 #: Seconds within which storage must answer.
 _ANSWER_TIMEOUT = 15.0
 
 
-class _ReaderReads(Reads):
-    """Reads through SlateDB's reader, by the binding's own methods: the fast ones are of a writer."""
-
-    async def get(self, key: bytes) -> bytes | None:
-        value: bytes | None = await self._db.get_with_options(key, self._read_options)
-        return value
-
-    async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [await self.get(key) for key in keys]
-
-    async def scan(self, start: bytes, end: bytes, options: ScanOptions) -> Any:
-        span = binding.KeyRange(start=start, start_inclusive=True, end=end, end_inclusive=False)
-        return await self._db.scan_with_options(span, options.value)
-
-
 class ReaderEngine(SlateEngine):
-    """SlateDB's reader as an engine that refuses to write."""
+    """SlateDB's reader as an engine that rejects writes."""
 
-    def __init__(self, reader: Any, check: TableCheck) -> None:
-        SlateRows.__init__(self, _ReaderReads(reader, READ), check)
+    def __init__(self, reader: SlateDatabase, check: TableCheck) -> None:
+        SlateRows.__init__(self, reader, check)
         self._reader = reader
 
     @property
     def epoch(self) -> int:
-        """Earlier than every opening by a writer."""
+        """Lower than the epoch of every writer."""
         return 0
 
     @classmethod
     async def open_reader(
-        cls, location: Location, *, fixed: Any = None, replay_log: bool = True
+        cls, location: Location, *, fixed: SlateManifest | None = None, replay_log: bool = True
     ) -> ReaderEngine:
-        """Open the newest durable state; NotFoundError if the location has no store.
+        """Open the newest durable state. Raises NotFoundError if there is no store at the location.
 
-        With `fixed`, the manifest that a freeze of the caller pins, the reader stays at the state that
-        it finds, and pins no files. Without `replay_log`, it has only what is in tables.
+        With `fixed`, the manifest pinned by a freeze of the caller, the reader stays at the state
+        it opens and pins no files. Without `replay_log`, it sees only rows in tables.
         """
-        builder = binding.DbReaderBuilder(location.path, location.store)
         renewal = _RENEWAL if fixed is None else _NEVER
-        builder.with_options(
-            binding.ReaderOptions(
-                manifest_poll_interval_ms=renewal,
-                checkpoint_lifetime_ms=10 * renewal,
-                max_memtable_bytes=_WAL_BYTES,
-                skip_wal_replay=not replay_log,
-                object_store_max_retries=_RETRIES,
-            )
-        )
-        mode = binding.ReaderMode
-        builder.with_reader_mode(
-            mode.MANAGED_CHECKPOINT() if fixed is None else mode.FOLLOW_LATEST()
-        )
         try:
             await location.check_access()
             async with asyncio.timeout(_ANSWER_TIMEOUT):
                 admin = open_admin(location)
-                manifest = await read_manifest(admin)
+                manifest = await admin.read_manifest()
             if manifest is None:
                 raise NotFoundError(f"there is no store at {location.url}: check the location")
             check = table_check(location, admin, fixed)
-            return cls(await builder.build(), check)
+            reader = await SlateDatabase.open_reader(
+                location.store,
+                location.path,
+                poll=renewal,
+                lifetime=10 * renewal,
+                memory=_WAL_BYTES,
+                retries=_RETRIES,
+                replay_log=replay_log,
+                follow=fixed is not None,
+            )
+            return cls(reader, check)
         except TimeoutError:
             raise StorageError(
                 f"storage at {location.url} did not answer within {_ANSWER_TIMEOUT:g} s: check that it "
                 "exists, its endpoint and the credentials"
             ) from None
-        except (*FAILURES, OSError) as error:
+        except (EngineError, OSError) as error:
             raise translated(error) from error
 
     def prepare(self, ops: Sequence[Op]) -> NoReturn:
         raise InvalidError("a store that is opened to be read takes no changes: use its server")
 
-    async def commit(self, batch: Batch) -> NoReturn:
+    async def commit(self, batch: WriteBatch) -> NoReturn:
         self.prepare(batch.ops)
 
     async def close(self, *, flush: bool = True) -> None:
         try:
-            await self._reader.shutdown()
-        except FAILURES as error:
+            await self._reader.close(flush=False)
+        except EngineError as error:
             raise translated(error) from error
 
 
 class StoredStreams:
-    """The streams of a store as they were when it was opened."""
+    """The streams of a store as of its opening."""
 
     def __init__(self, mount: Mount, location: Location) -> None:
         self._mount = mount
@@ -158,17 +137,20 @@ class StoredStreams:
         self._catalog = Catalog(mount, NamedLocks(), mount.now)
 
     async def names(self, basin: str, prefix: str = "") -> list[str]:
-        """Return the streams that begin with `prefix` and are not being deleted, in order."""
+        """Return the streams whose names start with `prefix`, in order.
+
+        Omits those being deleted.
+        """
         name, prefix = names.parse_bucket_name(basin), names.parse_stream_prefix(prefix)
         if await self._mount.basin(name) is None:
             raise BasinNotFoundError(name)
-        found: list[str] = []
+        streams: list[str] = []
         after, more = "", True
         while more:
             page = await listing.list_streams(self._mount.engine, name, prefix, after, 0)
-            found += [info.name for info in page.items if info.deleted_at is None]
+            streams += [info.name for info in page.items if info.deleted_at is None]
             after, more = page.items[-1].name if page.items else "", page.has_more
-        return found
+        return streams
 
     async def tail(self, basin: str, stream: str) -> StreamPosition:
         """Return the position after the last record."""
@@ -176,20 +158,20 @@ class StoredStreams:
             return log.durable
 
     async def first(self, basin: str, stream: str, at: int) -> int:
-        """Return the first record at or after `at` that can be read; the tail if there is none."""
+        """Return the first readable seq_num at or after `at`, or the tail if there is none."""
         async with self._opened(basin, stream) as log:
             return min(max(at, log.readable_from), int(log.durable.seq_num))
 
     async def first_since(
         self, basin: str, stream: str, timestamp: int, key: SealingKey | None
     ) -> int:
-        """Return the first record that is not older; the tail if all are."""
+        """Return the first record not older than `timestamp`, or the tail if there is none."""
         async with self._opened(basin, stream) as log:
             log.check_key(key)
             return await seek_timestamp(self._mount, log, timestamp, key)
 
     async def newest_snapshot(self, basin: str, stream: str) -> int | None:
-        """Return the first record that the newest snapshot does not cover; None without one."""
+        """Return the first seq_num that the newest snapshot does not cover, or None without one."""
         async with self._opened(basin, stream) as log:
             span = keys.snapshots_span(log.id)
             row = await first_row(self._mount.engine, *span, descending=True)
@@ -198,7 +180,7 @@ class StoredStreams:
     async def batches(
         self, basin: str, stream: str, start: int, end: int, key: SealingKey | None
     ) -> AsyncGenerator[ReadBatch]:
-        """Yield the records of `[start, end)` that can be read, in order and in the clear."""
+        """Yield the readable records of `[start, end)`, in order and decrypted."""
         async with self._opened(basin, stream) as log:
             if start >= min(end, int(log.durable.seq_num)):
                 return
@@ -208,7 +190,7 @@ class StoredStreams:
                     yield batch
 
     async def _next(self, reader: Reader, log: StreamLog) -> ReadBatch | None:
-        """The next batch, from after the records that were trimmed meanwhile."""
+        """Return the next batch, skipping records that were trimmed meanwhile."""
         while True:
             try:
                 return await reader.read()
@@ -220,7 +202,10 @@ class StoredStreams:
                 log.trims.settle(trim_point, trim_point)
 
     async def _newest_trim_point(self, log: StreamLog) -> int:
-        """What storage has by now; StreamNotFoundError if the stream is gone."""
+        """Return the trim point now on storage.
+
+        Raises StreamNotFoundError if the stream is gone.
+        """
         engine = await ReaderEngine.open_reader(self._location)
         try:
             stored = await engine.get(keys.stream(*log.ref))
@@ -244,10 +229,10 @@ class StoredStreams:
 async def open_read_only(
     url: str, environment: Mapping[str, str] = os.environ
 ) -> AsyncIterator[StoredStreams]:
-    """Open the store at `url` (file:///folder, s3://bucket/prefix) to read what it holds now.
+    """Open the store at `url` (file:///folder, s3://bucket/prefix) to read its current contents.
 
-    Does not disturb the process that writes it. On object storage, this needs the right to write
-    manifests, which hold the checkpoint.
+    Does not disturb the writer. On object storage this needs permission to write manifests, which
+    hold the checkpoint.
     """
     _check_exists(url)
     location = await asyncio.to_thread(open_location, url, environment)
@@ -264,7 +249,7 @@ async def open_read_only(
 
 
 def _mount(engine: ReaderEngine, files: ChunkFiles) -> Mount:
-    """What `Mount.start` returns, without what only a writer needs."""
+    """Return a mount like that of `Mount.start`, without the parts that only a writer needs."""
     settings = StoreSettings()
     admission = Admission(settings.inflight_bytes)
     unknown, basins = LiveBytes(None), DeletingBasins()
@@ -273,7 +258,7 @@ def _mount(engine: ReaderEngine, files: ChunkFiles) -> Mount:
 
 
 def _check_exists(url: str) -> None:
-    """Raise if `url` cannot be a store; opening a local one would create its folders."""
+    """Raise if there is no store at `url`, because opening a local one would create its folders."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         if not (Path(unquote(parts.path)) / DATABASE / MANIFESTS).is_dir():

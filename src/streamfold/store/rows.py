@@ -1,4 +1,4 @@
-"""Rows other than records, as msgpack maps: fields may be added, but never change their meaning."""
+"""Rows other than records, stored as msgpack maps. Fields may be added but never change meaning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamfold.undecodable import UNDECODABLE
 
 
 class FormatRow(msgspec.Struct, frozen=True):
-    """The store as a whole."""
+    """The format of the whole store."""
 
     version: int
 
@@ -25,20 +25,21 @@ class CounterRow(msgspec.Struct, frozen=True):
 
 
 class SpaceRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Live and dead bytes of the store, as of some seconds ago."""
+    """Live and deleted bytes of the store, as of some seconds ago."""
 
     live: int
-    #: Bytes deleted that tables may still hold; None in rows of versions that did not count them.
+    #: Deleted bytes that tables may still contain; None in rows of versions that did not count
+    #: them.
     deleted: int | None = None
 
 
 class BasinRow(msgspec.Struct, frozen=True, omit_defaults=True):
     created_at: int
     config: BasinConfig
-    #: Hash of request token and requested configuration, if the creation had a token.
+    #: Hash of the request token and requested configuration; None if the creation had no token.
     creation: bytes | None = None
     deleted_at: int | None = None
-    #: None = the store's default; older basins have no location.
+    #: None = the store's default. Basins of earlier versions have no location.
     location: str | None = None
 
 
@@ -57,14 +58,14 @@ class StreamRow(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     creation: bytes | None = None
     deleted_at: int | None = None
     traits: StreamTraits | None = None
-    #: Of a fork: where its records are that it has not written itself, in order of their ends.
+    #: Of a fork: the streams that hold its inherited records, ordered by their ends.
     lineage: tuple[Segment, ...] = ()
-    #: Of a fork: the stream that it is one of.
+    #: Of a fork: the stream that it was forked from.
     forked_from: int | None = None
 
     @property
     def ancestors(self) -> tuple[int, ...]:
-        """Streams that are kept as long as this one."""
+        """The streams that are kept as long as this one."""
         if self.forked_from is None:
             return ()
         return (*{self.forked_from, *(segment.stream_id for segment in self.lineage)},)
@@ -80,26 +81,26 @@ class TailMark(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StateRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What opening a stream needs besides its StreamRow; every commit with records rewrites it."""
+    """A stream's state besides its StreamRow. Every commit with records rewrites it."""
 
     fencing_token: str = ""
-    #: Records below are trimmed, whether or not they are deleted yet.
+    #: Records below this are trimmed, whether or not they are deleted yet.
     trim_point: int = 0
-    #: None in rows of format 3 and earlier: then the last chunk gives the tail.
+    #: None in rows of format 3 and earlier, where the last chunk determines the tail.
     tail: TailMark | None = None
-    #: Only in rows without `tail`: the tail and the last arrival before the last chunk was deleted.
+    #: Only in rows without `tail`: the tail and last arrival before the last chunk was deleted.
     bare_seq_num: int = 0
     bare_timestamp: int = 0
     bare_arrived_at: int = 0
-    #: Whether the stream takes no more records.
+    #: Whether the stream rejects further records.
     closed: bool = False
-    #: Producer, epoch and sequence of the append that closed the stream.
+    #: Producer, epoch and sequence number of the append that closed the stream.
     closed_by: tuple[str, int, int] | None = None
     #: The last Stream-Seq.
     stream_seq: str | None = None
-    #: Whether the stream has rows of producers.
+    #: Whether the stream has producer rows.
     producers: bool = False
-    #: The stream does not expire before this, ms since the Unix epoch.
+    #: The stream does not expire before this time, in ms since the Unix epoch.
     lease_until: int = 0
 
     @property
@@ -110,27 +111,27 @@ class StateRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CleanupRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Work for the background: delete the chunks of a stream that are trimmed, or all of it."""
+    """Background work: delete a stream's trimmed chunks, or the whole stream."""
 
     basin: str
     stream: str
-    #: Whether the stream is deleted: then everything is to be removed, its name last.
+    #: Whether the stream is deleted. Then everything is removed, its name last.
     purge: bool = False
     #: Of a deleted fork: the streams whose records it no longer needs.
     ancestors: tuple[int, ...] = ()
 
 
 class ProducerRow(msgspec.Struct, frozen=True):
-    """The newest epoch of a producer and its last sequence number."""
+    """A producer's newest epoch and last sequence number."""
 
     epoch: int
     seq: int
-    #: Time of that append, ms since the Unix epoch.
+    #: Time of the last append, ms since the Unix epoch.
     at: int
 
 
 class LeftoversRow(msgspec.Struct, frozen=True):
-    """Files that no row names, each with the time (ms since the Unix epoch) when that was found."""
+    """Files that no row names, with the time each was first found (ms since the Unix epoch)."""
 
     since: dict[str, int]
 
@@ -143,7 +144,7 @@ class ForkRow(msgspec.Struct, frozen=True):
 
 
 class SnapshotRow(msgspec.Struct, frozen=True):
-    """A snapshot; its bytes are a blob, which counts only with this row."""
+    """A snapshot. Its bytes are in a blob, which is valid only with this row."""
 
     content_type: str
     digest: str
@@ -153,18 +154,18 @@ class SnapshotRow(msgspec.Struct, frozen=True):
 
 
 class TokenRow(msgspec.Struct, frozen=True):
-    """An access token; of its secret only the SHA-256 is stored."""
+    """An access token. Only the SHA-256 of its secret is stored."""
 
     token: AccessToken
     digest: bytes
 
 
 class LevelRow(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Bytes of records that a stream held during an hour."""
+    """Bytes of records that a stream held during one hour."""
 
-    #: Before the first change in this hour.
+    #: Bytes before the hour's first change.
     opening: int = 0
-    #: At the end of each minute (0 to 59) in which they changed.
+    #: Bytes at the end of each minute (0 to 59) in which they changed.
     levels: dict[int, int] = {}
 
 
@@ -172,16 +173,16 @@ class HeldRow(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Exact bytes of a stream's stored chunks below `counted_to`."""
 
     counted_to: int = 0
-    held: int = 0
-    #: The hour of the last change, and the levels in it.
+    size: int = msgspec.field(default=0, name="held")
+    #: The hour of the last change, and that hour's levels.
     hour: int = 0
     course: LevelRow = LevelRow()
-    #: No LevelRow of the stream is of an hour before this; 0 = unknown.
+    #: The stream has no LevelRow for hours before this one; 0 = unknown.
     levels_from: int = 0
 
 
 class FreshBytes(msgspec.Struct, array_like=True, gc=False):
-    """Bytes that were appended to a stream since its HeldRow was updated."""
+    """Bytes appended to a stream since its HeldRow was updated."""
 
     basin: str
     first_seq_num: int
@@ -190,10 +191,10 @@ class FreshBytes(msgspec.Struct, array_like=True, gc=False):
 
 
 class HeldTotalsRow(msgspec.Struct, frozen=True):
-    """What is known beyond the HeldRows when a store is closed; only for the opening after `epoch`."""
+    """Totals beyond the HeldRows at close. Valid only for the opening that follows `epoch`."""
 
     epoch: int
-    #: Sums of the HeldRows.
+    #: Sums over the HeldRows.
     by_basin: dict[str, int]
     fresh: dict[int, FreshBytes]
 
@@ -201,11 +202,11 @@ class HeldTotalsRow(msgspec.Struct, frozen=True):
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Usage in one hour."""
 
-    #: Amounts by name and minute (0 to 59).
+    #: Amounts by name, then by minute (0 to 59).
     amounts: dict[str, dict[int, int]] = {}
-    #: Bytes of records held at the last measurement.
+    #: Bytes of records held, as last measured.
     storage: int | None = None
-    #: Basins with a stream; in the account's rows only.
+    #: Basins with a stream; only in the account's rows.
     basins: tuple[str, ...] = ()
 
 
@@ -220,7 +221,7 @@ def encode(row: msgspec.Struct) -> bytes:
 
 
 def decode(value: bytes, kind: type[Row]) -> Row:
-    """`value` as a row of `kind`; DataCorruptError if it is not one."""
+    """Decode `value` as a row of `kind`. Raises DataCorruptError if it is not one."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)

@@ -1,4 +1,4 @@
-"""Keeps the storage mounted: after a failure it drops the mount and opens the next."""
+"""Keeps storage mounted: after a failure, drops the mount and opens a new one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import NoReturn
 
 from streamfold.backoff import pause_after
@@ -23,6 +22,7 @@ from streamfold.errors import (
     StreamfoldError,
     WriterFencedError,
 )
+from streamfold.model.names import StreamRef
 from streamfold.store import keys, rows
 from streamfold.store.catalog.access_tokens import AccessTokens
 from streamfold.store.catalog.catalog import Catalog, NamedLocks
@@ -38,8 +38,9 @@ from streamfold.store.log.admission import Admission
 from streamfold.store.log.chunk_files import ChunkFiles
 from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.shares import Share
-from streamfold.store.mount import Mount
-from streamfold.store.rows import FormatRow
+from streamfold.store.log.stream_log import StreamLog
+from streamfold.store.mount import Mount, MountObserver
+from streamfold.store.rows import FormatRow, StreamRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.background import Upkeep
 from streamfold.store.upkeep.memory_release import MemoryRelease
@@ -48,24 +49,25 @@ from streamfold.store.usage.recorder import UsageKeeper, UsageRecorder
 
 logger = logging.getLogger(__name__)
 
-#: Failures after which reopening the storage could only do harm.
+#: Failures after which reopening storage could only do harm.
 FINAL = (WriterFencedError, DeviceFailedError)
-#: What this version writes, and the newest that it reads. 2: chunks may be compressed; 3: they may be
-#: in files; 4: every commit with records writes the stream's tail to its StateRow.
+#: The format that this version writes, and the newest that it reads. 2: chunks may be compressed;
+#: 3: they may be in files; 4: every commit with records writes the stream's tail to its StateRow.
 FORMAT_VERSION = 4
-#: Seconds between attempts to open the storage again, doubling from the first to the last.
+#: Seconds between attempts to reopen storage, doubling from the first to the last.
 _REOPEN_FIRST, _REOPEN_LAST = 0.05, 5.0
-#: Seconds that a failed engine may take to close.
+#: Seconds allowed for closing a failed engine.
 _CLOSE_TIMEOUT = 5.0
-#: Seconds between checks whether another process took over: a replaced process would keep answering
-#: reads with old state. A check costs one small read of storage.
+#: Seconds between checks for a takeover by another process: a replaced process would keep serving
+#: stale reads. Each check costs one small storage read.
 _TAKEOVER_CHECK_INTERVAL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class MountedStore:
-    """A mount and the components that work on it."""
+class MountedStore(MountObserver):
+    """A mount and the components that run on it."""
 
+    supervisor: Supervisor
     mount: Mount
     catalog: Catalog
     tokens: AccessTokens
@@ -75,9 +77,30 @@ class MountedStore:
     reclaimer: Reclaimer
     memory_release: MemoryRelease
 
+    def trimmed(self, log: StreamLog, deletable_at: int) -> None:
+        self.upkeep.on_trimmed(log, deletable_at)
+
+    def stream_written(self, ref: StreamRef, row: StreamRow) -> None:
+        self.upkeep.on_stream_written(ref, row)
+
+    def content_stored(self, share: Share) -> None:
+        self.usage.held_bytes.appended(share)
+
+    def appended(self, shares: Sequence[Share]) -> None:
+        self.usage.appended(shares)
+        if self.supervisor.listeners:
+            for share in shares:
+                if share.chunks:
+                    first, end = share.chunks[0].first_seq_num, share.chunks[-1].last_seq_num + 1
+                    self.supervisor.notify_listeners(*share.log.ref, first, end)
+
+    def committed(self, report: CommitReport) -> None:
+        for listener in self.supervisor.commit_listeners:
+            listener(report)
+
 
 class Supervisor:
-    """Gives callers the current mount, and replaces it when it fails."""
+    """Hands out the current mount, and replaces it when it fails."""
 
     def __init__(
         self,
@@ -91,10 +114,10 @@ class Supervisor:
         claim: WriterClaim,
         patience: float = 0,
     ) -> None:
-        """With `patience`, a start tries for so many seconds to open storage that fails."""
+        """With `patience`, a start retries failing storage for that many seconds."""
         self._opener = opener
         self._claim, self._patience = claim, patience
-        #: Whether this process took the store back from one that it had replaced.
+        #: Whether this process has taken the store back from a process that it had replaced.
         self._taken_back = False
         self._snapshots = SnapshotBlobs(snapshots)
         self._chunks, self._file_limits = chunks, file_limits
@@ -104,25 +127,27 @@ class Supervisor:
         self.usage = UsageRecorder(now)
         self.space = space
         self.parts = StagedParts(snapshots, space, now)
-        #: Called when records have become durable, with basin, stream, their first seq_num and the one
-        #: after their last.
+        #: Called when records become durable, with basin, stream, first seq_num and the seq_num
+        #: after the last.
         self.listeners: list[Callable[[str, str, int, int], None]] = []
         #: Called for each durable commit.
         self.commit_listeners: list[Callable[[CommitReport], None]] = []
-        #: Failures after which storage was closed, since the process started.
+        #: How often storage was closed because of a failure, since the process started.
         self.failures = 0
-        #: None while storage is being reopened; `mounted` waits for the next one.
+        #: None while storage is being reopened. `mounted` waits for the next mount.
         self.current: MountedStore | None = None
         self._changed = asyncio.Event()
-        #: Why `current` is None; final if `_final` is set. It is raised without its traceback, which
-        #: would keep the records of every call that it refuses.
+        #: Why `current` is None; final if `_final` is set. Raised without its traceback, which
+        #: would keep the records of every rejected call in memory.
         self._refusal: StreamfoldError = StoreRecoveringError("it is being opened")
         self._final = False
-        #: Until when calls wait for the next mount, by the clock of the event loop.
+        #: Event loop time until which calls wait for the next mount.
         self._wait_until = 0.0
 
     async def mounted(self) -> MountedStore:
-        """The current mount; waits for `recovery_timeout` after a failure, while storage is reopened.
+        """Return the current mount.
+
+        After a failure, waits up to `recovery_timeout` for the next one.
 
         If storage is not back by then, calls raise at once.
         """
@@ -142,7 +167,7 @@ class Supervisor:
         return self.current
 
     async def stopped(self) -> StreamfoldError:
-        """Wait until the store stops for good; return why."""
+        """Wait until the store stops for good, and return the reason."""
         while not self._final:
             self._changed.clear()
             await self._changed.wait()
@@ -150,7 +175,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open the storage, keep it open while the context lasts, then drain and close it."""
+        """Open storage, keep it open while the context lasts, then drain and close it."""
         await self._claim.take()
         mounted = await self._open_patiently()
         self._let_calls_wait()
@@ -161,13 +186,13 @@ class Supervisor:
         finally:
             try:
                 await self._drain()
-            finally:  # also if the caller does not wait for that
+            finally:  # even if the caller is cancelled while draining
                 keeper.cancel()
                 with suppress(asyncio.CancelledError):
                     await keeper
 
     def _let_calls_wait(self) -> None:
-        """Let calls wait for the next mount for `recovery_timeout` from now on."""
+        """Let calls wait up to `recovery_timeout` from now for the next mount."""
         now = asyncio.get_running_loop().time()
         self._wait_until = now + self._settings.recovery_timeout
 
@@ -194,7 +219,7 @@ class Supervisor:
             mounted = reopened
 
     async def _run(self, mounted: MountedStore) -> StreamfoldError:
-        """Run the mounted store until it fails; return why."""
+        """Run the mounted store until it fails, and return the failure."""
         self.current = mounted
         self._changed.set()
         try:
@@ -218,22 +243,28 @@ class Supervisor:
         raise AssertionError("a mounted store runs until it is cancelled or fails")
 
     async def _reopen(self, former: Engine) -> MountedStore | None:
-        """Reopen the storage as soon as it answers; None if another process has it now."""
+        """Reopen storage as soon as it responds.
+
+        Returns None if another process has taken it over.
+        """
         pause, failures = _REOPEN_FIRST, 1
-        checked = False
+        # An attempt that fails halfway fences `former`, too: after it, only the claim tells whether
+        # another process has taken the store over.
+        attempted = False
         while True:
             await asyncio.sleep(pause)
             failures += 1
             pause = pause_after(failures, _REOPEN_FIRST, _REOPEN_LAST)
             try:
                 try:
-                    if not checked:
+                    if not attempted:
                         await former.check()
-                        await self._claim.check()
+                    await self._claim.check()
+                    attempted = True
                     return await self._open()
                 except WriterFencedError as error:
                     await self._take_back(error)
-                    checked = True
+                    attempted = True
             except WriterFencedError as error:
                 self._refuse(error)
                 return None
@@ -247,7 +278,10 @@ class Supervisor:
         return fenced and self._claim.decides and not self._taken_back
 
     async def _take_back(self, error: WriterFencedError) -> None:
-        """Return if the process that opened the store was replaced by this one; else raise."""
+        """Return if this process replaced the one that opened the store.
+
+        Raises `error` otherwise.
+        """
         if not self._may_take_back(error):
             raise error
         await self._claim.check()
@@ -257,7 +291,7 @@ class Supervisor:
         )
 
     async def _open_patiently(self) -> MountedStore:
-        """Open the storage; repeat that while a bucket fails, until `patience` is over."""
+        """Open storage, retrying a failing bucket until `patience` has elapsed."""
         clock = asyncio.get_running_loop().time
         deadline, failures = clock() + self._patience, 0
         while True:
@@ -269,7 +303,7 @@ class Supervisor:
             except StorageError as error:
                 failures += 1
                 pause = pause_after(failures, _REOPEN_FIRST * 4, _REOPEN_LAST)
-                # Its subclasses say what is wrong for longer than that.
+                # Its subclasses describe faults that last longer.
                 if type(error) is not StorageError or clock() + pause > deadline:
                     raise
                 logger.warning("storage cannot be opened, trying again in %.2f s: %s", pause, error)
@@ -281,12 +315,19 @@ class Supervisor:
             damage = await _check_format(engine)
             files = ChunkFiles(self._chunks, engine.epoch, self._file_limits)
             mount = await Mount.start(
-                engine, self._settings, self.admission, self._now, files, damage
+                engine, self._settings, self.admission, self._now, files, damage, self._assemble
             )
             await self._claim.check()
         except BaseException:
             await _close(engine, _CLOSE_TIMEOUT, flush=False)
             raise
+        if not isinstance(mount.observer, MountedStore):
+            raise AssertionError("a mount has the observer that was made for it")
+        return mount.observer
+
+    def _assemble(self, mount: Mount) -> MountedStore:
+        """Create the components that run on a mount and observe it."""
+        engine, files = mount.engine, mount.files
         catalog = Catalog(mount, NamedLocks(), self._now)
         tokens = AccessTokens(mount, self._now)
         usage = UsageKeeper(mount, self.usage, self._now)
@@ -314,47 +355,29 @@ class Supervisor:
             self._now,
             interval,
         )
-        mount.on_trimmed = upkeep.on_trimmed
-        mount.on_stream_written = upkeep.on_stream_written
-        mount.committer.on_commit = self._on_commit
         reclaimer = Reclaimer(
             engine,
             mount.committer,
             mount.live,
             self._settings.reclaim_after,
             self._settings.reclaim_rate,
-            held=lambda: usage.held.by_basin,
+            by_basin=lambda: usage.held_bytes.by_basin,
             room=lambda: self.space.room,
             in_files=lambda: files.size,
             left_over=lambda: files.leftover_size,
             commits_max=self._file_limits.commits_max,
         )
-        mount.on_appended = partial(self._on_appended, usage)
-        mount.on_content = usage.held.appended
         memory_release = MemoryRelease(mount.recent)
         return MountedStore(
-            mount, catalog, tokens, usage, snapshots, upkeep, reclaimer, memory_release
+            self, mount, catalog, tokens, usage, snapshots, upkeep, reclaimer, memory_release
         )
-
-    def _on_appended(self, usage: UsageKeeper, shares: Sequence[Share]) -> None:
-        usage.appended(shares)
-        if not self.listeners:
-            return
-        for share in shares:
-            if share.chunks:
-                first, end = share.chunks[0].first_seq_num, share.chunks[-1].last_seq_num + 1
-                self.notify_listeners(share.log.basin, share.log.name, first, end)
-
-    def _on_commit(self, report: CommitReport) -> None:
-        for listener in self.commit_listeners:
-            listener(report)
 
     def notify_listeners(self, basin: str, stream: str, first: int, end: int) -> None:
         for listener in self.listeners:
             listener(basin, stream, first, end)
 
     async def _drain(self) -> None:
-        """Take nothing new, and wait until everything accepted is settled or has failed."""
+        """Reject new calls, and wait until everything accepted has completed or failed."""
         mounted = self.current
         self._refuse(StoreClosingError())
         if mounted is not None:
@@ -370,14 +393,14 @@ class Supervisor:
 
 
 def _recovering(failure: StreamfoldError) -> StreamfoldError:
-    """What calls get while storage is being reopened after `failure`."""
+    """Return the error for calls made while storage is reopened after `failure`."""
     if isinstance(failure, StorageFullError):
         return failure
     return StoreRecoveringError(str(failure))
 
 
 async def _watch_for_takeover(engine: Engine) -> NoReturn:
-    """Raise WriterFencedError soon after another process took over, even if nothing is written."""
+    """Raise WriterFencedError soon after a takeover by another process, even without writes."""
     while True:
         await asyncio.sleep(_TAKEOVER_CHECK_INTERVAL)
         try:
@@ -385,12 +408,12 @@ async def _watch_for_takeover(engine: Engine) -> NoReturn:
         except WriterFencedError:
             raise
         except StreamfoldError as error:
-            # If storage is down, commits fail without this check, and reads need not stop for it.
+            # If storage is down, commits fail without this check, and reads need not stop.
             logger.warning("cannot check whether another process took over the store: %s", error)
 
 
 async def _check_format(engine: Engine) -> KnownDamage:
-    """Raise if this version cannot read the store; a store of unknown format is only read."""
+    """Raise if this version cannot read the store. An unknown format makes the store read-only."""
     damage = KnownDamage()
     try:
         value = await engine.get(keys.FORMAT)
@@ -400,7 +423,7 @@ async def _check_format(engine: Engine) -> KnownDamage:
         damage.read_only = damage.note_row(effect, error)
         return damage
     if version < FORMAT_VERSION:
-        # From now on this version writes what an older one could not read.
+        # From now on this version writes rows that older versions cannot read.
         await commit_rows(engine, [(keys.FORMAT, rows.encode(FormatRow(FORMAT_VERSION)))])
     if version > FORMAT_VERSION:
         raise FormatUnsupportedError(
@@ -411,9 +434,9 @@ async def _check_format(engine: Engine) -> KnownDamage:
 
 
 async def _close(engine: Engine, silence: float, *, flush: bool) -> None:
-    """Close `engine`, or give up after `silence` seconds: all commits are durable without that.
+    """Close `engine`, or give up after `silence` seconds. All commits are already durable.
 
-    The next engine fences this one in any case, and finds in the log what was not flushed.
+    The next engine fences this one anyway, and finds unflushed rows in the log.
     """
     try:
         async with asyncio.timeout(silence):
@@ -423,7 +446,7 @@ async def _close(engine: Engine, silence: float, *, flush: bool) -> None:
 
 
 def _cause(errors: BaseExceptionGroup[BaseException]) -> StreamfoldError:
-    """The first error, which ended the mounted store; re-raises `errors` if one of them is a bug."""
+    """Return the error that ended the mounted store. Re-raises `errors` if one of them is a bug."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [errors]
     while pending:

@@ -1,7 +1,7 @@
-"""gzip and zstd, with a bound on what compressed input may become.
+"""gzip and zstd compression, with a bound on the inflated size.
 
-Input is untrusted: its inflated size is checked while it inflates, or before if the format declares
-it, so that a small request can never cost more memory than the caller allows.
+Input is untrusted. Its inflated size is checked during inflation, or beforehand if the format
+declares it, so a small request can never use more memory than the caller allows.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-#: Bytes below which compressing costs more than it saves; the threshold S2 uses.
+#: Payloads smaller than this many bytes cost more to compress than they save. S2 uses the same
+#: threshold.
 COMPRESS_FROM = 1024
-#: Binary logarithm of the bytes of history that a zstd decoder keeps at most, 8 MiB: what RFC 9659
-#: asks of every HTTP recipient.
+#: log2 of the history in bytes that a zstd decoder keeps at most: 8 MiB, which RFC 9659 requires of
+#: every HTTP recipient.
 ZSTD_WINDOW_LOG_MAX = 23
-#: zlib level 1-9: responses are compressed while a client waits, so speed wins over size.
+#: zlib level 1-9. Clients wait while responses are compressed, so speed matters more than size.
 GZIP_LEVEL = 3
-#: zstd's own default: denser than gzip at any level and several times faster.
+#: zstd's default level: denser than gzip at any level, and several times faster.
 ZSTD_LEVEL = 3
-#: For clients with much to send: JSON of rows becomes as small, in two thirds of the time.
+#: For clients that send a lot: JSON rows compress as well, in two thirds of the time.
 ZSTD_LEVEL_FAST = 1
 
-#: zlib's way of saying "a gzip header and trailer, 32 KiB of window".
+#: zlib's code for a gzip header and trailer with a 32 KiB window.
 _GZIP_WBITS = 31
-#: How a zstd frame begins; RFC 8878, 3.1.1.
+#: Magic number of a zstd frame (RFC 8878, 3.1.1).
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
-#: Bytes to which zstd is inflated at once: more would be held twice.
+#: Bytes that one zstd call inflates. A larger step would hold more bytes twice.
 _ZSTD_STEP = 256 << 10
 _ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
 
 
 class Compression(enum.StrEnum):
-    """How bytes are compressed; the value is the HTTP content coding."""
+    """Compression method. Each value is the HTTP content coding."""
 
     NONE = "identity"
     ZSTD = "zstd"
@@ -50,7 +51,7 @@ class Compression(enum.StrEnum):
 
 
 class _Compressors(threading.local):
-    """Keeps a zstd compressor per thread and level: it is expensive to make and unsafe to share."""
+    """One zstd compressor per thread and level: expensive to create, unsafe to share."""
 
     def __init__(self) -> None:
         self._zstd: dict[int, zstd.ZstdCompressor] = {}
@@ -65,7 +66,7 @@ _compressors = _Compressors()
 
 
 def compress(data: bytes, compression: Compression, zstd_level: int = ZSTD_LEVEL) -> bytes:
-    """`data` as one zstd frame or one gzip member; the same input gives the same output."""
+    """Return `data` as one zstd frame or one gzip member. Equal input gives equal output."""
     match compression:
         case Compression.ZSTD:
             return _compressors.zstd(zstd_level).compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
@@ -78,7 +79,7 @@ def compress(data: bytes, compression: Compression, zstd_level: int = ZSTD_LEVEL
 def compress_if_smaller(
     data: bytes, compression: Compression, zstd_level: int = ZSTD_LEVEL
 ) -> tuple[bytes, Compression]:
-    """`data` compressed where that pays, and how it ended up compressed."""
+    """Compress `data` if that makes it smaller; return the bytes and the compression used."""
     if compression is Compression.NONE or len(data) < COMPRESS_FROM:
         return data, Compression.NONE
     packed = compress(data, compression, zstd_level)
@@ -86,7 +87,10 @@ def compress_if_smaller(
 
 
 def decompress(data: bytes, compression: Compression, cap: int) -> bytes:
-    """Exactly one compressed unit, inflated to at most `cap` bytes; anything else is refused."""
+    """Inflate exactly one compressed unit to at most `cap` bytes.
+
+    Raises MalformedError for anything else.
+    """
     match compression:
         case Compression.ZSTD:
             return _inflate_zstd(data, cap)
@@ -101,7 +105,7 @@ def decompress(data: bytes, compression: Compression, cap: int) -> bytes:
 def _inflate_gzip(data: bytes, cap: int) -> bytes:
     inflater = zlib.decompressobj(wbits=_GZIP_WBITS)
     try:
-        # One byte beyond the cap is enough to know, and is all that is ever inflated.
+        # One byte beyond the cap shows that the data is too large, so no more is ever inflated.
         inflated = inflater.decompress(data, cap + 1)
     except zlib.error as error:
         raise MalformedError(f"the data is not valid gzip: {error}") from None

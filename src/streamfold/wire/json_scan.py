@@ -1,10 +1,10 @@
 """Splits large JSON in one linear pass, in short steps.
 
-msgspec validates JSON, but one call of it keeps the interpreter's lock from the first byte to the last:
-for a body of 32 MiB no other thread would run for a second. Here the text is first scanned block by
-block by numpy, for whitespace and for the commas of the outermost array; msgspec then validates one
-group of elements at a time. If the text is not valid JSON, some group of it is
-not either: an array is valid exactly if it consists of valid values between commas.
+msgspec validates JSON, but a single call holds the GIL from the first byte to the last: for a 32
+MiB body, no other thread would run for a second. So numpy first scans the text block by block for
+whitespace and for the commas of the outermost array. msgspec then validates one group of elements
+at a time. Invalid JSON always has an invalid group, because an array is valid exactly if it
+consists of valid values between commas.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from streamfold.errors import InvalidError, TooLargeError
 
-#: Bytes that are scanned in one step, which takes 2 ms.
+#: Bytes scanned per step, which takes 2 ms.
 BLOCK: Final = 256 << 10
-#: Bytes of elements that are validated by one call, unless a single element has more.
+#: Bytes of elements validated per call. A larger element is validated on its own.
 GROUP: Final = 128 << 10
-#: Arrays and objects within each other. Messages are read again by parsers with their own limits,
-#: many of them near 1,000, and Python's own limit depends on its version.
+#: Maximum nesting depth of arrays and objects. Other parsers, many with limits near 1,000, read
+#: messages again later, and Python's own limit depends on its version.
 NESTED_MAX: Final = 512
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -31,43 +31,43 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
 _QUOTE, _BACKSLASH, _COMMA, _SPACE = np.frombuffer(b'"\\, ', np.uint8)
-#: With this bit, [ and { are the same, and so are ] and }.
+#: Setting this bit maps [ to { and ] to }.
 _FOLD: Final = np.uint8(0x20)
 _OPEN, _CLOSE, _BRACKET = np.frombuffer(b"{}[", np.uint8)
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 def _flags(characters: bytes) -> Flags:
-    found = np.zeros(256, np.bool_)
-    found[list(characters)] = True
-    return found
+    flags = np.zeros(256, np.bool_)
+    flags[list(characters)] = True
+    return flags
 
 
 _WHITESPACE: Final = _flags(b" \t\n\r")
-#: What is not punctuation: outside of strings, part of a number or of a word.
+#: Bytes other than punctuation. Outside of strings, they belong to a number or a literal.
 _SCALAR: Final = ~_flags(b' \t\n\r[]{}:,"')
 
 
 class Limits(NamedTuple):
-    """Limits of an array; a larger one is refused before it is split."""
+    """Array limits. A larger array is rejected before it is split."""
 
     elements: int
-    #: Bytes of one element, or of a value that is not an array, without whitespace.
+    #: Bytes of one element, or of a value that is not an array, excluding whitespace.
     element_bytes: int
 
 
 class Pieces(NamedTuple):
-    """A JSON value without whitespace between tokens: the elements of an array, or the value."""
+    """A JSON value without whitespace between tokens: an array's elements, or the value itself."""
 
     is_array: bool
     texts: list[bytes]
 
 
-class Layout(NamedTuple):
-    """Text without whitespace between tokens, and the offsets of the parts of its outermost value.
+class JsonLayout(NamedTuple):
+    """JSON text without whitespace between tokens, and the offsets of its outermost value's parts.
 
-    Parts are the elements of an array, or the members of an object. Nothing is validated: if all parts
-    are valid, so is the text, and if the text is valid, these are its parts.
+    Parts are array elements or object members. Nothing is validated here: if all parts are valid,
+    so is the text, and if the text is valid, these are its parts.
     """
 
     text: bytes
@@ -79,13 +79,16 @@ class Layout(NamedTuple):
         return [text[start:end] for start, end in zip(self.starts, self.ends, strict=True)]
 
     def groups(self) -> Iterator[bytes]:
-        """Runs of parts with their commas, of about GROUP bytes: a part that is longer is alone."""
+        """Yield runs of parts with their commas, about GROUP bytes each.
+
+        A longer part comes alone.
+        """
         for first, following in _groups(self.starts, self.ends):
             yield self.text[self.starts[first] : self.ends[following - 1]]
 
 
 def split_json(body: bytes, limits: Limits, *, block: int = BLOCK) -> Pieces:
-    """The pieces of a body, each of them valid JSON; TooLargeError beyond the limits."""
+    """Split a body into pieces that are each valid JSON. Raises TooLargeError beyond the limits."""
     scan = _scan(body, limits, block)
     text = scan.text()
     if not text.startswith(b"["):
@@ -100,10 +103,12 @@ def split_json(body: bytes, limits: Limits, *, block: int = BLOCK) -> Pieces:
     return Pieces(True, layout.parts())
 
 
-def lay_out(value: bytes, brackets: bytes, parts_max: int, *, block: int = BLOCK) -> Layout | None:
-    """The offsets of the parts of an array, if brackets are `[]`, or of an object, if they are `{}`.
+def lay_out(
+    value: bytes, brackets: bytes, parts_max: int, *, block: int = BLOCK
+) -> JsonLayout | None:
+    """Return the part offsets of an array (brackets `[]`) or an object (brackets `{}`).
 
-    None beyond `parts_max` parts.
+    Returns None if there are more than `parts_max` parts.
     """
     scan = _scan(value, Limits(len(value) + 1, len(value)), block)
     text = scan.text()
@@ -112,29 +117,29 @@ def lay_out(value: bytes, brackets: bytes, parts_max: int, *, block: int = BLOCK
     return None if scan.commas >= parts_max else _layout(text, scan, brackets[1:])
 
 
-def _layout(text: bytes, scan: _Scan, closing: bytes) -> Layout:
+def _layout(text: bytes, scan: _Scan, closing: bytes) -> JsonLayout:
     if len(text) < 2 or not text.endswith(closing):
         raise _invalid("it breaks off")
     if len(text) == 2:
-        return Layout(text, [], [])
+        return JsonLayout(text, [], [])
     commas = scan.comma_offsets().tolist()
     starts, ends = [1, *(comma + 1 for comma in commas)], [*commas, len(text) - 1]
     for start, end in zip(starts, ends, strict=True):
         if start == end:
             raise _invalid(f"something is missing before byte {end}")
-    return Layout(text, starts, ends)
+    return JsonLayout(text, starts, ends)
 
 
 def check_value(text: bytes) -> None:
-    """Raise unless `text` is exactly one JSON value, nested NESTED_MAX deep at most."""
+    """Raise unless `text` is exactly one JSON value with at most NESTED_MAX levels of nesting."""
     check_syntax(text)
     check_nesting(text)
 
 
 def check_nesting(text: bytes, outside: int = 0) -> None:
-    """Raise if a JSON value, within `outside` arrays, is nested more than NESTED_MAX deep."""
+    """Raise if a JSON value inside `outside` arrays exceeds NESTED_MAX levels of nesting."""
     most = NESTED_MAX - outside
-    # Nearly all values are shorter than that many brackets, or have fewer.
+    # Nearly all values have too few bytes or too few brackets to nest that deeply.
     if len(text) > 2 * most and text.count(b"[") + text.count(b"{") > most:
         scan = _scan(text, Limits(len(text) + 1, len(text)), BLOCK)
         if scan.nested > most:
@@ -142,7 +147,7 @@ def check_nesting(text: bytes, outside: int = 0) -> None:
 
 
 def check_syntax(text: bytes) -> None:
-    """Raise unless `text` is exactly one JSON value; msgspec leaves only UTF-8 unchecked."""
+    """Raise unless `text` is exactly one JSON value. msgspec checks everything except UTF-8."""
     try:
         if not text.isascii():
             text.decode()
@@ -156,7 +161,7 @@ def check_syntax(text: bytes) -> None:
 
 
 def _scan(body: bytes, limits: Limits, block: int) -> _Scan:
-    """The scan of a whole body; stops as soon as the body proves too large."""
+    """Scan a whole body. Raises as soon as the body proves too large."""
     scan, view = _Scan(), np.frombuffer(body, np.uint8)
     for at in range(0, len(view), block):
         scan.feed(view[at : at + block])
@@ -199,25 +204,26 @@ def _too_long(size: int, limits: Limits) -> TooLargeError:
 
 
 class _Scan:
-    """Text without insignificant whitespace, and where the commas of its outermost array are.
+    """Text without insignificant whitespace, and the comma offsets of its outermost array.
 
-    Fed with all blocks in order; each costs the same, whatever is in it.
+    Feed it all blocks in order. Each costs the same, whatever its content.
     """
 
     def __init__(self) -> None:
-        #: Bytes kept, and commas found, so far.
+        #: Bytes kept so far, and commas found so far.
         self.size = 0
         self.commas = 0
         self.is_array = False
         self._texts: list[bytes] = []
         self._comma_offsets: list[Offsets] = []
         self._in_string = False
-        #: The last block ended with a backslash that escapes what follows.
+        #: Whether the last block ended with a backslash that escapes the next byte.
         self._escaping = False
         self._depth = 0
-        #: The largest number of arrays and objects within each other.
+        #: The deepest nesting of arrays and objects so far.
         self.nested = 0
-        #: The last byte kept is part of a number or word, and whitespace was dropped after it.
+        #: Whether the last byte kept belongs to a number or literal, and whether whitespace was
+        #: dropped after it.
         self._after_scalar = False
         self._after_space = False
 
@@ -228,11 +234,11 @@ class _Scan:
         return np.concatenate(self._comma_offsets) if self._comma_offsets else np.empty(0, np.int64)
 
     def feed(self, block: Bytes) -> None:
-        """Take the next bytes; only punctuation and whitespace are examined."""
+        """Scan the next bytes. Only punctuation and whitespace are examined."""
         at = np.flatnonzero(_is_mark(block))
         marks = block[at]
         quotes = self._unescaped_quotes(block, at, marks)
-        # After an odd number of quotes begins a string, after an even number it has ended.
+        # After an odd number of quotes, the text is inside a string.
         inside = (np.cumsum(quotes, dtype=np.int32) + self._in_string) % 2 == 1
         outside = ~(inside | quotes)
         folded = marks | _FOLD
@@ -262,42 +268,42 @@ class _Scan:
         slashes = at[marks == _BACKSLASH]
         if not (len(slashes) or self._escaping):
             return quotes
-        # A quote is escaped if the run of backslashes before it is odd. An open run of the block
-        # before counts as one backslash before this block.
+        # An odd run of backslashes escapes the quote after it. An unfinished run from the previous
+        # block counts as one backslash before this block.
         slashes = np.concatenate(([-1], slashes)) if self._escaping else slashes
         order = np.arange(len(slashes))
         begins = np.diff(slashes, prepend=-3) > 1
         lengths = order - np.maximum.accumulate(np.where(begins, order, 0)) + 1
-        found = np.flatnonzero(quotes)
-        before = np.searchsorted(slashes, at[found]) - 1
-        adjacent = (before >= 0) & (slashes[before] == at[found] - 1)
-        quotes[found[adjacent & (lengths[before] % 2 == 1)]] = False
+        at_quotes = np.flatnonzero(quotes)
+        before = np.searchsorted(slashes, at[at_quotes]) - 1
+        adjacent = (before >= 0) & (slashes[before] == at[at_quotes] - 1)
+        quotes[at_quotes[adjacent & (lengths[before] % 2 == 1)]] = False
         self._escaping = bool(slashes[-1] == len(block) - 1 and lengths[-1] % 2)
         return quotes
 
     def _squeeze(self, block: Bytes, spaces: Offsets, commas: Offsets) -> tuple[Bytes, Offsets]:
-        """The block without whitespace; refuses whitespace that alone separates two values."""
+        """Remove whitespace from the block. Raises if only whitespace separates two values."""
         keep = np.ones(len(block), np.bool_)
         keep[spaces] = False
-        kept = np.flatnonzero(keep)
-        if not len(kept):
+        remaining = np.flatnonzero(keep)
+        if not len(remaining):
             self._after_space = True
             return block[:0], commas
-        text = block[kept]
-        gaps = np.flatnonzero(np.diff(kept) > 1)
+        text = block[remaining]
+        gaps = np.flatnonzero(np.diff(remaining) > 1)
         split = _SCALAR[text[gaps]] & _SCALAR[text[gaps + 1]]
-        spaced = self._after_space or kept[0] > 0
+        spaced = self._after_space or remaining[0] > 0
         if split.any() or (spaced and self._after_scalar and _SCALAR[text[0]]):
             raise _invalid("whitespace splits a value, or a comma is missing")
-        self._after_space = bool(kept[-1] < len(block) - 1)
+        self._after_space = bool(remaining[-1] < len(block) - 1)
         self._after_scalar = bool(_SCALAR[text[-1]]) and not self._in_string
-        return text, np.searchsorted(kept, commas)
+        return text, np.searchsorted(remaining, commas)
 
 
 def _is_mark(block: Bytes) -> Flags:
-    """Which bytes are punctuation, quotes, backslashes or whitespace."""
+    """Flag the bytes that are brackets, commas, quotes, backslashes or whitespace."""
     folded = block | _FOLD
-    found: Flags = (
+    marks: Flags = (
         (block <= _SPACE)
         | (block == _QUOTE)
         | (block == _BACKSLASH)
@@ -305,4 +311,4 @@ def _is_mark(block: Bytes) -> Flags:
         | (folded == _OPEN)
         | (folded == _CLOSE)
     )
-    return found
+    return marks

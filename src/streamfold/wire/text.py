@@ -1,7 +1,7 @@
-"""Parses numbers, text and JSON that clients send: bounded, and refused alike everywhere.
+"""Parses numbers, text and JSON from clients, with limits and with uniform errors.
 
-`from_bytes` turns any bytes of a client into text: those that are not UTF-8 survive as lone surrogates.
-Such text never appears in an answer: names refuse it, and URLs escape it.
+`from_bytes` turns any client bytes into text: undecodable bytes survive as lone surrogates. Such
+text never appears in a response, because names reject it and URLs escape it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from streamfold.errors import InvalidError, StreamfoldError
 
 T = TypeVar("T")
 
-#: Characters of a refused value that a message repeats.
+#: Characters of a rejected value that an error message quotes.
 SHOWN: Final = 60
-#: Digits of the largest 64-bit number.
+#: Decimal digits of the largest 64-bit number.
 _DIGITS_MAX: Final = 20
-#: What a URL may have beside letters and digits; what is escaped already stays so.
+#: Characters allowed in a URL besides letters and digits. `%` keeps existing escapes unchanged.
 _URL: Final = "%-._~:/?#[]@!$&'()*+,;="
 
 
 def from_bytes(raw: bytes) -> str:
-    """Bytes as text, which `to_bytes` turns back into the same bytes."""
+    """Decode bytes to text that `to_bytes` turns back into the same bytes."""
     return raw.decode(errors="surrogateescape")
 
 
@@ -34,10 +34,10 @@ def to_bytes(text: str) -> bytes:
 
 
 def parse_unsigned(text: str, largest: int) -> int | None:
-    """The number that ASCII digits write, if nothing else is there and it is at most `largest`.
+    """Parse ASCII digits as a number. Returns None for any other text and above `largest`.
 
-    `int` alone would take signs, spaces, underscores and digits of other scripts, and refuse more than
-    4,300 digits in its own way.
+    `int` alone would accept signs, spaces, underscores and digits of other scripts, and would raise
+    its own error above 4,300 digits.
     """
     if not (text.isascii() and text.isdigit()):
         return None
@@ -49,7 +49,7 @@ def parse_unsigned(text: str, largest: int) -> int | None:
 
 
 def decode_segment(segment: str) -> str | None:
-    """A percent-encoded part of a URL as text; None if it is not UTF-8."""
+    """Decode a percent-encoded URL segment. Returns None if it is not UTF-8."""
     try:
         return unquote_to_bytes(to_bytes(segment)).decode()
     except UnicodeDecodeError:
@@ -57,7 +57,7 @@ def decode_segment(segment: str) -> str | None:
 
 
 def ascii_url(text: str) -> str:
-    """`text` with everything escaped that is not valid in a URL, and so in a header."""
+    """Escape everything in `text` that is not valid in a URL, and thus in a header."""
     return quote(to_bytes(text), safe=_URL)
 
 
@@ -66,7 +66,7 @@ def decode_json(
     body: bytes,
     refusal: Callable[[str], StreamfoldError] = InvalidError,
 ) -> T:
-    """`body` as the decoder's type; the refusal names the member that does not fit."""
+    """Decode `body` as the decoder's type. The error names the member that does not fit."""
     try:
         return decoder.decode(body)
     except msgspec.MsgspecError as error:
@@ -79,12 +79,12 @@ def decode_json(
 
 
 def parse_parameters(query: str) -> dict[str, list[str]]:
-    """All values of each parameter of a query."""
+    """Return all values of each query parameter."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=100)
     except ValueError as error:
         raise InvalidError(f"the query cannot be decoded: {error}") from None
-    given: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for name, value in pairs:
-        given.setdefault(name, []).append(value)
-    return given
+        values.setdefault(name, []).append(value)
+    return values

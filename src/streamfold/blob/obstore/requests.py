@@ -1,22 +1,21 @@
-"""Requests to remote storage: their time limits and retries, and what obstore's exceptions mean.
+"""Requests to remote storage: time limits, retries, and classification of obstore's exceptions.
 
-obstore gives a few exception classes and a long text: the URL, the server's answer, a dump of its
-internals. An S3 server that refuses a signature answers with the signed headers, session token
-included, so none of that text is passed on: a `FailedRequest` keeps a status, an error code and a
-phrase of ours, without secrets. Nor is the exception chained, because every traceback would show it.
+obstore raises few exception classes with long texts: URL, response and internals. An S3 server that
+rejects a signature returns the signed headers, including the session token. So none of that text is
+passed on: a `FailedRequest` has a status, an error code and our own phrase, without secrets. The
+exception is not chained either, because tracebacks would show it.
 
-Only the text distinguishes a refused connection from a lost answer (upstream defect 15). Where a
-pattern below does not match, the failure counts as `OUTCOME_UNKNOWN`, which is always safe to say.
+Only the text tells a refused connection from a lost response (upstream defect 15). If no pattern below
+matches, the failure counts as `OUTCOME_UNKNOWN`, which is always safe.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import enum
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import TypeVar
@@ -33,14 +32,14 @@ from streamfold.errors import (
     StreamfoldError,
 )
 
-#: The exceptions that an obstore call raises itself.
+#: The exceptions that obstore raises.
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
 
-#: obstore's name for our function that provides credentials.
+#: obstore's name for our credential provider.
 _PROVIDER = "External AWS credential provider"
 _KEYS_REFUSED = "the service does not accept the credentials; check AWS_PROFILE or the AWS_* keys"
 _OTHER_REGION = "the bucket is in another region; set AWS_REGION to the region of the bucket"
-#: What S3's error codes mean for the caller, where the code alone does not say what to do.
+#: Meanings of S3's error codes that do not explain themselves.
 _MEANINGS = {
     "NoSuchBucket": "the bucket does not exist; create it, or check its name",
     "InvalidAccessKeyId": _KEYS_REFUSED,
@@ -68,14 +67,14 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """One failed request; `reason` is safe to show."""
+    """One failed request. `reason` is safe to show."""
 
     kind: FailureKind
     reason: str
     status: int | None = None
-    #: The request belonged to a multipart upload and was not the one that makes the blob visible.
+    #: Whether it belonged to a multipart upload before the request that makes the blob visible.
     before_completion: bool = False
-    #: There were no credentials to sign it with.
+    #: Whether there were no credentials to sign it with.
     unsigned: bool = False
 
     @property
@@ -88,8 +87,8 @@ class FailedRequest:
 
 def classify_error(error: Exception) -> FailedRequest:
     """Classify one exception of obstore."""
-    # The part after the last marker is Rust's debug form: newlines inside values are escaped
-    # there, so a key or an answer cannot imitate a line of it.
+    # After the last marker comes Rust's debug form, which escapes newlines in values, so a key or
+    # response cannot imitate a line of it.
     dump = str(error).rpartition("\n\nDebug source:\n")[2]
     status = _find_number(r"^\s+status: (\d{3}),$", dump)
     code = _find(r"<Code>([A-Za-z0-9.]{1,64})</Code>", dump) if status else None
@@ -103,7 +102,7 @@ def classify_error(error: Exception) -> FailedRequest:
 
 
 def read_error(store: str, key: str, failure: FailedRequest) -> StreamfoldError:
-    """Return the error for a read that failed: reads change nothing, so it is always definite."""
+    """Return the error of a failed read. It is definite, because reads change nothing."""
     if failure.kind is FailureKind.NOT_FOUND:
         return BlobNotFoundError(f"blob {key!r} does not exist in {store}")
     what = f"{key!r} in {store}" if key else store
@@ -115,7 +114,7 @@ def read_error(store: str, key: str, failure: FailedRequest) -> StreamfoldError:
 def write_error(
     store: str, key: str, failure: FailedRequest, *, outcome_unknown: bool
 ) -> StreamfoldError:
-    """Return the error for a write that was given up; set `outcome_unknown` if one may have worked."""
+    """Return the error of a failed write. `outcome_unknown`: whether an attempt may have worked."""
     if outcome_unknown:
         return BlobOutcomeUnknownError(
             f"blob {key!r} in {store} may or may not have been written: {failure.reason}; "
@@ -128,7 +127,7 @@ def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> 
     if isinstance(error, AlreadyExistsError):
         return FailureKind.EXISTS
     if code == "NoSuchBucket":
-        # A missing bucket is not a missing blob: a reader must not take it for an empty store.
+        # A missing bucket is not a missing blob. A reader must not mistake it for an empty store.
         return FailureKind.REFUSED
     if isinstance(error, PreconditionError):
         return FailureKind.CHANGED
@@ -153,7 +152,7 @@ def _was_not_sent(dump: str) -> bool:
 
 
 def _was_redirected(dump: str) -> bool:
-    """Whether S3 redirected the request without an address: the bucket is in another region."""
+    """Return whether S3 redirected without an address, because the bucket is elsewhere."""
     return bool(re.search(r"^\s+inner: BareRedirect,$", dump, re.MULTILINE))
 
 
@@ -184,7 +183,7 @@ def _answered(status: int, code: str | None, dump: str) -> str:
 
 
 def _provider_failure(dump: str) -> str:
-    """The message of our credential provider; messages of others may contain secrets."""
+    """Return our credential provider's message. Other messages may contain secrets."""
     words = _find(r"^\s+value: CredentialsUnavailableError\((.*)\),$", dump)
     return str(ast.literal_eval(words)) if words else "the credential provider failed"
 
@@ -201,24 +200,21 @@ def _find(pattern: str, text: str) -> str | None:
 
 
 def _find_number(pattern: str, text: str) -> int | None:
-    found = _find(pattern, text)
-    return int(found) if found else None
+    number = _find(pattern, text)
+    return int(number) if number else None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds on one call: at most about `attempts * request_timeout` plus the pauses.
+    """Limits of one call, in seconds: at most about `attempts * request_timeout` plus pauses."""
 
-    All times are in seconds.
-    """
-
-    #: A host that accepts no connection within this time counts as down.
+    #: Time to connect, after which a host counts as down.
     connect_timeout: float = 5.0
-    #: One request with its body: a 128 MiB blob in one request needs 18 Mbit/s.
+    #: Time of one request with its body. A 128 MiB blob needs 18 Mbit/s.
     request_timeout: float = 60.0
-    #: How often one request is sent at most, including the first time.
+    #: Maximum attempts per request, including the first.
     attempts: int = 4
-    #: Pause after the first failure; doubles up to `longest_pause`, each up to half shorter.
+    #: Pause after the first failure. Doubles up to `longest_pause`, each up to half shorter.
     first_pause: float = 0.1
     longest_pause: float = 2.0
 
@@ -226,10 +222,10 @@ class RequestLimits:
     def take_from(cls, options: Mapping[str, str]) -> tuple[RequestLimits, dict[str, str]]:
         """Return the limits among `options`, and the other options."""
         names = {field.name for field in fields(cls)}
-        given = {name: _parse(name, text) for name, text in options.items() if name in names}
-        attempts = int(given.pop("attempts", cls().attempts))
+        limits = {name: _parse(name, text) for name, text in options.items() if name in names}
+        attempts = int(limits.pop("attempts", cls().attempts))
         rest = {name: text for name, text in options.items() if name not in names}
-        return cls(attempts=attempts, **given), rest
+        return cls(attempts=attempts, **limits), rest
 
     def pauses(self) -> Iterator[float]:
         """Yield the pause before each retry."""
@@ -238,7 +234,7 @@ class RequestLimits:
 
     @property
     def total(self) -> timedelta:
-        """After this time no further retry starts."""
+        """The time after which no retry starts."""
         return timedelta(seconds=self.attempts * self.request_timeout)
 
 
@@ -254,29 +250,6 @@ def _parse(name: str, text: str) -> float:
 
 
 T = TypeVar("T")
-
-
-class WriteRetries:
-    """Retries one write; `name` is the store's name in messages."""
-
-    def __init__(self, name: str, limits: RequestLimits) -> None:
-        self._name = name
-        self._limits = limits
-
-    async def repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | FailedRequest]]) -> T:
-        """Retry `attempt` until it succeeds, and return its result.
-
-        `attempt` sends one request; its argument says whether an earlier one may have worked.
-        """
-        outcome_unknown = False
-        pauses = self._limits.pauses()
-        while isinstance(result := await attempt(outcome_unknown), FailedRequest):
-            outcome_unknown = outcome_unknown or result.kind is FailureKind.OUTCOME_UNKNOWN
-            pause = next(pauses, None)
-            if pause is None or not result.is_retryable:
-                raise write_error(self._name, key, result, outcome_unknown=outcome_unknown)
-            await asyncio.sleep(pause)
-        return result
 
 
 async def send(request: Awaitable[T]) -> T | FailedRequest:

@@ -74,9 +74,9 @@ def _open_service(url: str, options: Mapping[str, Any]) -> BlobStore:
     if not parts.netloc:
         raise InvalidError(f"blob store URL {url!r} must name a bucket after '//'")
     name = parts.geturl().rstrip("/")
-    given = dict(options)
-    provider: CredentialProvider | None = given.pop(_PROVIDER, None)
-    limits, rest = RequestLimits.take_from(given)
+    remaining = dict(options)
+    provider: CredentialProvider | None = remaining.pop(_PROVIDER, None)
+    limits, rest = RequestLimits.take_from(remaining)
     config: dict[str, Any] = dict(rest)
     if parts.scheme == "s3":
         config = _s3_config(_identified(rest, provider), os.environ)
@@ -98,17 +98,17 @@ def _identified(options: Mapping[str, str], provider: CredentialProvider | None)
     identity = find_identity(os.environ)
     if identity is None:
         return dict(options)
-    found = {"region": os.environ.get("AWS_REGION") or identity.region()}
-    found["endpoint"] = identity.endpoint()
-    known = {name: value for name, value in found.items() if value}
-    return {**known, **options, _PROVIDER: identity.credentials}
+    settings = {"region": os.environ.get("AWS_REGION") or identity.region()}
+    settings["endpoint"] = identity.endpoint()
+    present = {name: value for name, value in settings.items() if value}
+    return {**present, **options, _PROVIDER: identity.credentials}
 
 
 def _s3_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     # One request per deletion works with every service; the bulk form does not.
     config: dict[str, Any] = {"disable_bulk_delete": True, **options}
-    found = [environment[name] for name in _ENDPOINT_VARIABLES if environment.get(name)]
-    endpoint = options.get("endpoint") or (found[0] if found else None)
+    endpoints = [environment[name] for name in _ENDPOINT_VARIABLES if environment.get(name)]
+    endpoint = options.get("endpoint") or (endpoints[0] if endpoints else None)
     # obstore prefers this variable even to an explicit option, and has no key to override it
     # (upstream defect 14): refuse, or blobs would go elsewhere without notice.
     overriding = environment.get("AWS_ENDPOINT_URL_S3")

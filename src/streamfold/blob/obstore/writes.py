@@ -1,22 +1,20 @@
-"""Writes through obstore that know their outcome: streamed uploads, put-if-absent, compare-and-swap.
+"""Writes through obstore with known outcomes: uploads, put-if-absent, compare-and-swap.
 
-obstore's own retries stay off for every request that publishes or deletes a blob: it does not
-report whether "already exists" is due to another blob or to its own first attempt, whose answer was
-lost. Here each attempt is counted, and a conditional write finds out whose write caused a refusal.
+obstore's own retries are off for every request that publishes or deletes a blob, because it does not
+tell whether "already exists" is due to another write or to its own first attempt, whose response was
+lost. So each conditional write stores an id with the blob. After a rejection, reading back shows whose
+write it was, even if both wrote the same bytes.
 
-A refusal may be due to this call's own first attempt, whose answer was lost. So each write stores
-its id with the blob, and reading back shows whose it is, even if both wrote the same bytes.
-
-A swap has one case more: ours may have worked and been replaced since. Then the blob does not show
-it, and the outcome is unknown.
+A swap may also have worked and been replaced since. Then the blob does not show it, and the outcome is
+unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from streamfold.blob.blob_store import BlobChangedError
 from streamfold.blob.obstore.requests import (
@@ -24,7 +22,6 @@ from streamfold.blob.obstore.requests import (
     FailedRequest,
     FailureKind,
     RequestLimits,
-    WriteRetries,
     classify_error,
     send,
     write_error,
@@ -40,26 +37,28 @@ if TYPE_CHECKING:
     from obstore import PutResult, UpdateVersion
     from obstore.store import ObjectStore
 
-#: Bytes per part of a multipart upload. S3 takes 5 MiB to 5 GiB and 10,000 parts, so blobs up to
-#: 80 GiB; anything up to one part goes in a single request.
+#: Bytes per part of a multipart upload. S3 allows 10,000 parts of 5 MiB to 5 GiB, so blobs may have
+#: 80 GiB. Blobs of at most one part take a single request.
 PART_SIZE = 8 * 1024 * 1024
-#: Parts in flight at once: bounds an upload's memory to about (this + 2) * PART_SIZE.
+#: Concurrent parts, which bound an upload's memory to about (this + 2) * PART_SIZE.
 PARTS_IN_FLIGHT = 3
 #: Seconds that a cancelled upload may take to remove its parts.
 ABORT_TIMEOUT = 5.0
-#: Metadata field with the id of the conditional write; Azure takes only identifiers.
+#: Metadata field with the id of the conditional write. Azure allows only identifiers.
 WRITE_ID = "streamfoldwriteid"
-#: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls
-#: the version. Callers of a blob store see either as the etag.
+#: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls the
+#: version. Callers see either as the etag.
 SwapField = Literal["e_tag", "version"]
+
+T = TypeVar("T")
 
 
 class UploadStoppedError(Exception):
-    """Raised into obstore to make it abort an upload; never leaves this package."""
+    """Raised into obstore to make it abort an upload. Never leaves this package."""
 
 
 class UploadSource:
-    """Hands pieces to obstore, can be stopped, and remembers the iterator's own error."""
+    """Feeds obstore with pieces until stopped, and records the iterator's own error."""
 
     def __init__(self, pieces: AsyncIterator[bytes], first: bytes = b"") -> None:
         self.failure: BaseException | None = None
@@ -68,7 +67,7 @@ class UploadSource:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Raise an error for the next piece, even if it is awaited already."""
+        """Make the next piece raise, even if it is already awaited."""
         self._stopped.set()
 
     def __aiter__(self) -> UploadSource:
@@ -118,10 +117,10 @@ async def iterate_parts(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def upload_parts(store: ObjectStore, key: str, source: UploadSource) -> None:
-    """Send all of `source`; when this task is cancelled the parts already sent are removed.
+    """Send all of `source`. If this task is cancelled, remove the parts already sent.
 
-    Dropping obstore's future would leave them in the bucket, unseen but paid for. Only an iterator
-    that ends in an error makes obstore abort, so that is what a cancelled caller gives it.
+    Dropping obstore's future would leave them in the bucket, invisible but billed. obstore aborts only
+    if its iterator raises, so a cancelled call makes it raise.
     """
     upload = asyncio.ensure_future(
         store.put_async(
@@ -149,10 +148,10 @@ def new_write_id() -> str:
 
 
 class ObjectWriter:
-    """Retries writes within `limits`, and reports exactly what is known when it gives up.
+    """Retries writes within `limits`, and reports exactly what is known when giving up.
 
-    `single` sends every request once; `repeating` reaches the same bucket and retries on its own,
-    which is safe for reads and for parts of an upload.
+    `single` sends every request once. `repeating` accesses the same bucket and retries by itself,
+    which is safe for reads and upload parts.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class ObjectWriter:
         self._name = name
         self._repeating = repeating
         self._single = single
-        self._attempts = WriteRetries(name, limits)
+        self._limits = limits
         self._swap_field = swap_field
 
     async def put_bytes(self, key: str, data: bytes) -> None:
@@ -174,10 +173,10 @@ class ObjectWriter:
         if len(data) > PART_SIZE:
             await self._put_parts(key, UploadSource(iterate_parts(data)))
             return
-        await self._attempts.repeat(key, lambda _: send(self._single.put_async(key, data)))
+        await self._repeat(key, lambda _: send(self._single.put_async(key, data)))
 
     async def put_pieces(self, key: str, pieces: AsyncIterator[bytes]) -> None:
-        """Write what `pieces` yields; its own errors are raised unchanged."""
+        """Write what `pieces` yields. Its own errors are raised unchanged."""
         first, complete = await read_first_part(pieces)
         if complete:
             await self.put_bytes(key, first)
@@ -185,28 +184,43 @@ class ObjectWriter:
             await self._put_parts(key, UploadSource(pieces, first))
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
-        """Write `data` unless a blob exists that this call did not write."""
+        """Write `data` unless another write's blob exists."""
         write_id = new_write_id()
-        return await self._attempts.repeat(
+        return await self._repeat(
             key, lambda outcome_unknown: self._create(key, data, write_id, outcome_unknown)
         )
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        """Write `data` over the blob with `etag`, or over one that this call wrote."""
+        """Replace the blob with `etag`, or one that this call wrote."""
         write_id = new_write_id()
-        return await self._attempts.repeat(
+        return await self._repeat(
             key, lambda outcome_unknown: self._swap(key, data, etag, write_id, outcome_unknown)
         )
 
     async def delete(self, key: str) -> None:
-        """Delete the blob; a missing one is not an error, although some services say so."""
+        """Delete the blob. A missing one is no error, although some services report one."""
 
         async def remove(_: bool) -> FailedRequest | None:
             result = await send(self._single.delete_async(key))
             absent = isinstance(result, FailedRequest) and result.kind is FailureKind.NOT_FOUND
             return None if absent else result
 
-        await self._attempts.repeat(key, remove)
+        await self._repeat(key, remove)
+
+    async def _repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | FailedRequest]]) -> T:
+        """Retry `attempt` until it succeeds, and return its result.
+
+        `attempt` sends one request; its argument says whether an earlier one may have worked.
+        """
+        outcome_unknown = False
+        pauses = self._limits.pauses()
+        while isinstance(result := await attempt(outcome_unknown), FailedRequest):
+            outcome_unknown = outcome_unknown or result.kind is FailureKind.OUTCOME_UNKNOWN
+            pause = next(pauses, None)
+            if pause is None or not result.is_retryable:
+                raise write_error(self._name, key, result, outcome_unknown=outcome_unknown)
+            await asyncio.sleep(pause)
+        return result
 
     async def _put_parts(self, key: str, source: UploadSource) -> None:
         try:
@@ -216,8 +230,8 @@ class ObjectWriter:
             if source.failure is not None:
                 raise source.failure from None
             failure = classify_error(error)
-        # Nothing is visible before the request that completes the upload; obstore retried that
-        # one, so any answer to it, even "no such upload", may hide a success.
+        # Nothing is visible before the request that completes the upload. obstore retries that one, so
+        # any response, even "no such upload", may hide a success.
         raise write_error(self._name, key, failure, outcome_unknown=not failure.before_completion)
 
     async def _create(
@@ -233,12 +247,12 @@ class ObjectWriter:
         # "exists"; any other refusal is final unless the outcome of an earlier attempt is unknown.
         if not outcome_unknown and result.status != 409:
             raise self._exists(key)
-        found = await self._find(key)
-        if found is None:
+        stored = await self._find(key)
+        if stored is None:
             return self._unless_outcome_unknown(key, result, outcome_unknown)
-        if found[0] != write_id:
+        if stored[0] != write_id:
             raise self._exists(key)
-        return found[1]
+        return stored[1]
 
     async def _swap(
         self, key: str, data: bytes, etag: str, write_id: str, outcome_unknown: bool
@@ -264,26 +278,26 @@ class ObjectWriter:
             raise self._gone(key)
         if failure.status == 412 and not outcome_unknown:
             raise self._changed(key)
-        found = await self._find(key)
-        if found is None and not outcome_unknown:
+        stored = await self._find(key)
+        if stored is None and not outcome_unknown:
             raise self._gone(key)
-        if found is None or (outcome_unknown and found[0] != write_id):
+        if stored is None or (outcome_unknown and stored[0] != write_id):
             raise BlobOutcomeUnknownError(
                 f"blob {key!r} in {self._name} was replaced, by this call or by another one: "
                 "read it back before repeating"
             )
-        if found[0] != write_id:
+        if stored[0] != write_id:
             raise self._changed(key)
-        return found[1]
+        return stored[1]
 
     async def _find(self, key: str) -> tuple[str | None, str] | None:
         """Return the blob's write id and etag; None if it was deleted or cannot be read."""
         try:
-            found = await self._repeating.get_async(key, options={"head": True})
+            head = await self._repeating.get_async(key, options={"head": True})
         except OBSTORE_ERRORS:
             return None
-        etag = found.meta[self._swap_field]
-        return None if etag is None else (found.attributes.get(WRITE_ID), etag)
+        etag = head.meta[self._swap_field]
+        return None if etag is None else (head.attributes.get(WRITE_ID), etag)
 
     def _unless_outcome_unknown(
         self, key: str, failure: FailedRequest, outcome_unknown: bool

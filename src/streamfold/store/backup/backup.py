@@ -25,7 +25,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from streamfold.blob import BlobStore
 from streamfold.errors import (
@@ -45,8 +45,8 @@ from streamfold.store.backup.backup_manifest import (
     BackedUpFile,
     BackupManifest,
     key_of,
+    prune,
 )
-from streamfold.store.backup.retention import prune
 from streamfold.store.backup.store_files import (
     StoreFile,
     StoreFiles,
@@ -57,14 +57,16 @@ from streamfold.store.backup.store_files import (
 )
 from streamfold.store.engine.freeze import Freeze, freeze
 from streamfold.store.engine.location import Location, open_location
+from streamfold.store.engine.native import Admin
 from streamfold.store.engine.slatedb import open_admin
-from streamfold.store.engine.slatedb_binding import read_manifest
 from streamfold.store.read_only import ReaderEngine
 from streamfold.store.rows import FormatRow
 from streamfold.store.supervisor import FORMAT_VERSION
 
 logger = logging.getLogger(__name__)
 
+#: Below this are the blobs that make a folder or prefix a store.
+_STORE: Final = "db/manifest/"
 #: Attempts to copy a state whose files do not vanish meanwhile.
 _ATTEMPTS: Final = 10
 #: Files that are copied at the same time, and bytes of each in memory.
@@ -113,6 +115,7 @@ async def back_up(
     try:
         version = await _store_format(location)
         blobs = await asyncio.to_thread(open_target, target_url)
+        await _check_no_store(blobs, target_url)
         files = await asyncio.to_thread(StoreFiles, location)
         run = _BackupRun(url, version, files, open_admin(location), blobs, progress)
         manifest = await run.run()
@@ -131,6 +134,13 @@ def _check_apart(url: str, target_url: str) -> None:
         raise InvalidError(
             f"the target {target_url} and the store {url} are within each other: choose a folder or "
             "prefix of its own for backups"
+        )
+
+
+async def _check_no_store(target: BlobStore, url: str) -> None:
+    if [blob async for blob in target.list(_STORE)]:
+        raise InvalidError(
+            f"the target {url} is a store: choose a folder or prefix of its own for backups"
         )
 
 
@@ -157,7 +167,7 @@ class _BackupRun:
     store: str
     store_format: int
     files: StoreFiles
-    admin: Any
+    admin: Admin
     target: BlobStore
     progress: Progress
 
@@ -176,9 +186,9 @@ class _BackupRun:
         self._objects = await _usable_objects(self.target)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                async with freeze(self.admin) as held:
-                    manifest = await self._copy_state(held)
-                    held.check()
+                async with freeze(self.admin) as frozen:
+                    manifest = await self._copy_state(frozen)
+                    frozen.check()
                     content = backup_manifest.encode(manifest)
                     await self.target.put_if_absent(key_of(FINISHED, self._id), content)
                 break
@@ -189,13 +199,13 @@ class _BackupRun:
         await self.target.delete(key_of(UNFINISHED, self._id))
         return manifest
 
-    async def _copy_state(self, held: Freeze) -> BackupManifest:
-        state = held.manifest
-        log = await self.files.log_files(state.replay_after_wal_id)
-        newest = await read_manifest(self.admin)
+    async def _copy_state(self, frozen: Freeze) -> BackupManifest:
+        state = frozen.manifest
+        log = await self.files.log_files(state.replay_after)
+        newest = await self.admin.read_manifest()
         if newest is None or newest.writer_epoch != state.writer_epoch:
             raise _FileVanishedError("another server took the store over: try again later")
-        if newest.replay_after_wal_id != state.replay_after_wal_id:
+        if newest.replay_after != state.replay_after:
             # A collection that began before the freeze may have deleted log files before the listing.
             raise _FileVanishedError("the store's tables change too often: try again later")
         if log.missing is not None:

@@ -12,6 +12,7 @@ because that is written last.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from streamfold.errors import (
     FormatUnsupportedError,
     NotFoundError,
 )
+from streamfold.store.backup import backup_manifest
 
 FINISHED, UNFINISHED, OBJECTS = "backups/", "unfinished/", "objects/"
 #: What this version writes, and the newest that it reads.
@@ -129,3 +131,50 @@ async def read_backup(target: BlobStore, backup_id: str, folder: str = FINISHED)
 async def list_backups(target: BlobStore) -> Sequence[BackupManifest]:
     """Every finished backup, oldest first."""
     return [await read_backup(target, each) for each in await ids_below(target, FINISHED)]
+
+
+logger = logging.getLogger(__name__)
+
+#: Milliseconds after which an unfinished backup counts as interrupted: another one notes its progress
+#: every few seconds.
+_INTERRUPTED_AFTER: Final = 3_600_000
+
+
+async def prune(target: BlobStore, keep: int) -> tuple[str, ...]:
+    """Delete all but the `keep` newest backups; return the ids of those deleted.
+
+    Manifests go first: an interruption leaves objects that nothing names, and the next call deletes
+    them. Nothing is deleted while a manifest cannot be read, because that may need any object.
+    """
+    finished = await backup_manifest.ids_below(target, FINISHED)
+    deleted, newest_ids = finished[:-keep], finished[-keep:]
+    needed: set[str] = set()
+    for backup_id in newest_ids:
+        try:
+            manifest = await backup_manifest.read_backup(target, backup_id)
+        except DataCorruptError as error:
+            logger.warning("no backup is deleted: %s", error)
+            return ()
+        needed |= {file.object for file in manifest.files}
+    if await _others_running(target):
+        logger.warning("no backup is deleted while another one is running")
+        return ()
+    for backup_id in deleted:
+        await target.delete(key_of(FINISHED, backup_id))
+    newest = newest_ids[-1]
+    async for meta in target.list(OBJECTS):
+        owner = meta.key[len(OBJECTS) :].partition("/")[0]
+        if owner <= newest and meta.key not in needed:
+            await target.delete(meta.key)
+    for backup_id in await backup_manifest.ids_below(target, UNFINISHED):
+        await target.delete(key_of(UNFINISHED, backup_id))
+    return tuple(deleted)
+
+
+async def _others_running(target: BlobStore) -> bool:
+    """Whether another backup may be about to use objects of former ones."""
+    now = time.time() * 1000
+    async for meta in target.list(UNFINISHED):
+        if now - meta.last_modified.timestamp() * 1000 < _INTERRUPTED_AFTER:
+            return True
+    return False

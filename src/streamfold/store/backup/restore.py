@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.blob import BlobStore
 from streamfold.blob.local_files import DRAFTS
@@ -42,10 +41,10 @@ from streamfold.store.backup.store_files import (
 )
 from streamfold.store.engine.local_disk import current_boot, sync_path
 from streamfold.store.engine.location import DATABASE, RESTORING, open_location
-from streamfold.store.engine.restore_point import MARKER, RestorePoint
+from streamfold.store.engine.native import Admin, EngineError
 from streamfold.store.engine.slatedb import open_admin
-from streamfold.store.engine.slatedb_binding import read_manifest
 from streamfold.store.engine.slatedb_rows import translated
+from streamfold.store.engine.wal_files import MARKER, RestorePoint
 
 #: Files that are copied at the same time.
 _COPIES: Final = 4
@@ -88,7 +87,7 @@ async def restore_backup(
         await _Copying(source, files, manifest, progress).run()
         try:
             number = await _forget_checkpoints(open_admin(location))
-        except binding.Error as error:
+        except EngineError as error:
             raise translated(error) from error
         if location.folder is not None:
             await asyncio.to_thread(_note_restore_point, location.folder, number, manifest)
@@ -188,12 +187,14 @@ class _Copying(NamedTuple):
         )
 
 
-async def _forget_checkpoints(admin: Any) -> int:
+async def _forget_checkpoints(admin: Admin) -> int:
     """Remove the checkpoints of the original; return the number of the manifest without them."""
-    manifest = await read_manifest(admin)
-    for checkpoint in manifest.checkpoints:
-        await admin.delete_checkpoint(checkpoint.id)
-    return int((await read_manifest(admin)).id)
+    while (manifest := await admin.read_manifest()) is not None and manifest.checkpoints:
+        for checkpoint in manifest.checkpoints:
+            await admin.delete_checkpoint(checkpoint.id)
+    if manifest is None:
+        raise DataCorruptError("the backup has no manifest of SlateDB")
+    return manifest.id
 
 
 def _note_restore_point(folder: Path, number: int, manifest: BackupManifest) -> None:
@@ -209,7 +210,12 @@ def _note_restore_point(folder: Path, number: int, manifest: BackupManifest) -> 
         if file.name.startswith(f"{DATABASE}/{LOG}/") and not file.size
     ]
     point = RestorePoint(
-        current_boot(), number, manifest.last_log_file, manifest.writer_epoch, tuple(sorted(marks))
+        current_boot(),
+        number,
+        manifest.last_log_file,
+        manifest.writer_epoch,
+        tuple(sorted(marks)),
+        in_flight=0,
     )
     (folder / LOG).mkdir(exist_ok=True)
     (folder / MARKER).write_bytes(msgspec.json.encode(point))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from streamfold.blob import BlobMeta, BlobStore, LocalBlobStore, open_blob_store
+from streamfold.blob import BlobMeta, BlobStore, LocalBlobStore, location_url, open_blob_store
 from streamfold.errors import BlobNotFoundError, DataCorruptError, InvalidError, NotFoundError
 from streamfold.store.engine.location import (
     CHUNKS,
@@ -18,7 +18,7 @@ from streamfold.store.engine.location import (
     Location,
     unfinished_restore,
 )
-from streamfold.store.engine.slatedb_tables import table_files
+from streamfold.store.engine.native import SlateManifest
 from streamfold.store.log.chunk_files import FileName
 
 LOG: Final = "wal"
@@ -51,7 +51,7 @@ class LogFiles(NamedTuple):
 
 def store_url(text: str) -> str:
     """A location as people give it: a URL, or the path of a folder."""
-    return text if "://" in text or text == "memory:" else Path(text).absolute().as_uri()
+    return location_url(text)
 
 
 def open_target(url: str) -> BlobStore:
@@ -122,9 +122,9 @@ class StoreFiles:
             return False
         return True
 
-    async def tables(self, manifest: Any) -> list[StoreFile]:
+    async def tables(self, manifest: SlateManifest) -> list[StoreFile]:
         """The tables that `manifest` names; DataCorruptError if one is missing."""
-        needed = table_files(manifest)
+        needed = manifest.files
         files = [
             _file(DATABASE, meta)
             async for meta in self.database.list("compacted/")

@@ -1,8 +1,8 @@
-"""Access tokens: issued, looked up, listed and revoked. Their secrets are not stored.
+"""Issues, looks up, lists and revokes access tokens. Their secrets are not stored.
 
-Every answer depends on durable rows only: a change holds the id's lock until its commit is durable.
-Tokens are cached after a look-up, so that requests read nothing; a revoked token leaves the cache
-before its revocation is confirmed.
+Every result depends on durable rows only: a change holds the id's lock until its commit is durable.
+Tokens are cached after a look-up, so that later requests read nothing. A revoked token leaves the
+cache before its revocation is confirmed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from streamfold.store.engine.engine import Op, readable_pages
 from streamfold.store.mount import Mount
 from streamfold.store.rows import TokenRow
 
-#: Random bytes in a secret: as many as its digest has, so that neither is weaker.
+#: Random bytes in a secret: as many as in its digest, so that neither is weaker.
 _SECRET_BYTES = 32
-#: Characters that no secret of this store exceeds: longer ones are refused without a read.
+#: Maximum characters of a secret of this store: longer ones are rejected without a read.
 _SECRET_MAX = 128
-#: Tokens cached after a look-up; each takes about 1 KiB.
+#: Maximum tokens cached after a look-up, about 1 KiB each.
 _KNOWN_TOKENS = 10_000
-#: Expired tokens that one pass of upkeep removes, and how many share a commit.
+#: Maximum expired tokens that one upkeep pass removes, and number removed per commit.
 _REMOVALS, _REMOVALS_AT_ONCE = 1000, 100
 
 Result = TypeVar("Result")
@@ -53,34 +53,34 @@ class AccessTokens:
         self._mount = mount
         self._now = now
         self._locks = NamedLocks()
-        #: By the digest of the secret, least recently used first.
-        self._known: OrderedDict[bytes, Grant] = OrderedDict()
-        #: Counts removals: a look-up during one must not be cached.
+        #: Grants by the digest of the secret, least recently used first.
+        self._cached: OrderedDict[bytes, Grant] = OrderedDict()
+        #: Number of removals: a look-up that overlaps one must not be cached.
         self._removals = 0
         self._changes: set[asyncio.Task[object]] = set()
 
     async def authenticate(self, secret: Secret) -> Grant:
-        """The rights of the caller that presents `secret`; UnauthenticatedError if it has none.
+        """Return the rights of a caller that presents `secret`.
 
-        The time this takes depends only on the digest of the presented secret. An attacker cannot
-        choose digests, so timing reveals nothing about the stored secrets: a comparison in constant
-        time is not needed.
+        Raises UnauthenticatedError if it has none. The time this takes depends only on the digest
+        of the presented secret. An attacker cannot choose digests, so timing reveals nothing about
+        the stored secrets, and no constant-time comparison is needed.
         """
         if len(secret.text) > _SECRET_MAX or not secret.text.startswith(SECRET_PREFIX):
             raise UnauthenticatedError("this is not an access token of this server")
         digest = secret.digest
-        grant = self._known.get(digest)
+        grant = self._cached.get(digest)
         if grant is None:
             grant = await self._look_up(digest)
         else:
-            self._known.move_to_end(digest)
+            self._cached.move_to_end(digest)
         if grant.expires_at is not None and grant.expires_at <= self._now():
-            self._known.pop(digest, None)
+            self._cached.pop(digest, None)
             raise UnauthenticatedError("this access token has expired: ask for another")
         return grant
 
     async def grant_of(self, token_id: str) -> Grant:
-        """The current rights of the token with this id; NO_RIGHTS if it is unknown or has expired."""
+        """Return the current rights of the token; NO_RIGHTS if it is unknown or expired."""
         row = await self._row(token_id)
         expired = row is None or row.token.expired(self._now())
         return NO_RIGHTS if row is None or expired else Grant.of(row.token)
@@ -92,18 +92,21 @@ class AccessTokens:
         *,
         make_secret: Callable[[], Secret] = new_secret,
     ) -> Secret:
-        """Issue a token that allows no more than `issuer`; its secret is returned only here."""
+        """Issue a token with at most the rights of `issuer`. The secret is returned only here."""
         token = issuer.issue(token)
         if token.expired(self._now()):
             raise InvalidError(f"access token {token.id!r} would be expired from the start")
         return await self._finish(self._issue(token, make_secret()))
 
     async def revoke(self, token_id: str) -> None:
-        """Revoke the token; when this returns, its secret is refused."""
+        """Revoke the token. Once this returns, its secret is rejected."""
         await self._finish(self._revoke(token_id))
 
     async def page(self, prefix: str, start_after: str, limit: int) -> Page[AccessToken]:
-        """Tokens in byte order of their ids; an expired one is listed until upkeep removes it."""
+        """List tokens in byte order of their ids.
+
+        An expired token is listed until upkeep removes it.
+        """
         return await listing.list_access_tokens(self._mount.engine, prefix, start_after, limit)
 
     async def remove_expired(self) -> None:
@@ -120,9 +123,9 @@ class AccessTokens:
             raise UnauthenticatedError("this access token does not exist, or was revoked")
         grant = Grant.of(rows.decode(value, TokenRow).token)
         if removals == self._removals:
-            self._known[digest] = grant
-            if len(self._known) > _KNOWN_TOKENS:
-                self._known.popitem(last=False)
+            self._cached[digest] = grant
+            if len(self._cached) > _KNOWN_TOKENS:
+                self._cached.popitem(last=False)
         return grant
 
     async def _issue(self, token: AccessToken, secret: Secret) -> Secret:
@@ -154,28 +157,29 @@ class AccessTokens:
             [(keys.token_digest(row.digest), None), (keys.token(row.token.id), None)]
         )
         self._removals += 1
-        self._known.pop(row.digest, None)
+        self._cached.pop(row.digest, None)
 
     async def _find_expired(self) -> list[str]:
         now = self._now()
-        found: list[str] = []
+        expired: list[str] = []
         span = keys.tokens_from("", after=False), keys.TOKENS_END
         async with aclosing(readable_pages(self._mount.engine, *span, first=128)) as pages:
             async for page in pages:
                 for key, value in page:
                     if rows.decode(value, TokenRow).token.expired(now):
-                        found.append(keys.token_id(key))
-                        if len(found) == _REMOVALS:
-                            return found
-        return found
+                        expired.append(keys.token_id(key))
+                        if len(expired) == _REMOVALS:
+                            return expired
+        return expired
 
     async def _row(self, token_id: str) -> TokenRow | None:
         value = await self._mount.engine.get(keys.token(token_id))
         return rows.decode(value, TokenRow) if value else None
 
     async def _finish(self, change: Coroutine[object, object, Result]) -> Result:
-        """Finish `change` even if its caller is cancelled: a token that was removed from storage must
-        leave the cache, too, and one lock must cover both.
+        """Finish `change` even if its caller is cancelled.
+
+        A token removed from storage must leave the cache too, and one lock must cover both.
         """
         task = asyncio.ensure_future(change)
         self._changes.add(task)

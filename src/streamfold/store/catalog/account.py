@@ -35,19 +35,22 @@ Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
 class Account:
-    """Access tokens and usage of a store. Get it from `StreamStore.account`."""
+    """A store's access tokens and usage. Available as `StreamStore.account`."""
 
     def __init__(self, supervisor: Supervisor, now: Callable[[], int]) -> None:
         self._supervisor = supervisor
         self._now = now
 
     async def authenticate(self, secret: Secret) -> Grant:
-        """The rights of the caller that presents `secret`; UnauthenticatedError if it has none."""
+        """Return the rights of a caller that presents `secret`.
+
+        Raises UnauthenticatedError if it has none.
+        """
         mounted = self._supervisor.current or await self._supervisor.mounted()
         return await mounted.tokens.authenticate(secret)
 
     async def grant_of(self, token_id: str) -> Grant:
-        """The current rights of the token with this id; NO_RIGHTS if it is unknown or has expired."""
+        """Return the current rights of the token; NO_RIGHTS if it is unknown or expired."""
         return await (await self._supervisor.mounted()).tokens.grant_of(token_id)
 
     async def issue_access_token(
@@ -57,7 +60,7 @@ class Account:
         *,
         make_secret: Callable[[], Secret] = new_secret,
     ) -> Secret:
-        """Issue a token that allows no more than `issuer`; its secret is returned only here.
+        """Issue a token with at most the rights of `issuer`. The secret is returned only here.
 
         `make_secret` is for tests.
         """
@@ -66,13 +69,13 @@ class Account:
         return await tokens.issue(token, issuer, make_secret=make_secret)
 
     async def revoke_access_token(self, token_id: str) -> None:
-        """Revoke the token; when this returns, its secret is refused."""
+        """Revoke the token. Once this returns, its secret is rejected."""
         await (await self._supervisor.mounted()).tokens.revoke(parse_token_id(token_id))
 
     async def list_access_tokens(
         self, *, prefix: str = "", start_after: str = "", limit: int = LIST_MAX
     ) -> Page[AccessToken]:
-        """Tokens in byte order of their ids; a limit of 0 or more than 1000 means 1000."""
+        """List tokens in byte order of their ids. A limit of 0 or above 1000 means 1000."""
         prefix, start_after = parse_token_id_prefix(prefix), parse_token_id_prefix(start_after)
         return await (await self._supervisor.mounted()).tokens.page(prefix, start_after, limit)
 
@@ -100,7 +103,7 @@ class Account:
         end: int | None,
         interval: Interval | None = None,
     ) -> tuple[Metric, ...]:
-        """Usage of a basin; storage is recorded by the hour only."""
+        """Return a basin's usage. Storage is only available by the hour."""
         name = names.parse_bucket_name(basin)
         chosen = _choose(BasinMetrics, metric_set)
         if chosen is BasinMetrics.STORAGE:
@@ -122,7 +125,7 @@ class Account:
         end: int | None,
         interval: Interval | None = None,
     ) -> tuple[Metric, ...]:
-        """Usage of a stream; storage is recorded by the minute only."""
+        """Return a stream's usage. Storage is only available by the minute."""
         ref = StreamRef.parse(basin, stream)
         _choose(StreamMetrics, metric_set)
         _check_interval("stream", interval, Interval.MINUTE)
@@ -142,10 +145,10 @@ class Account:
         return self._now() // 1000
 
 
-def _check_interval(owner: str, asked: Interval | None, known: Interval) -> None:
-    if asked not in (None, known):
+def _check_interval(owner: str, asked: Interval | None, measured: Interval) -> None:
+    if asked not in (None, measured):
         raise InvalidError(
-            f"interval {str(asked)!r} is not kept for the storage of a {owner}: choose {known}, or "
+            f"interval {str(asked)!r} is not kept for the storage of a {owner}: choose {measured}, or "
             "leave it out"
         )
 

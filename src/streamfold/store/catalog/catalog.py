@@ -1,6 +1,6 @@
-"""Basins and streams: what exists, and with which configuration.
+"""Basins and streams: which exist, and their configuration.
 
-Every answer depends on durable rows only: a change holds the name's lock until its commit is
+Every result depends on durable rows only: a change holds the name's lock until its commit is
 durable, even if its caller is cancelled.
 """
 
@@ -48,24 +48,24 @@ R = TypeVar("R")
 
 
 class _NamedLock(asyncio.Lock):
-    """A lock, and how many hold or await it."""
+    """A lock that counts its holders and waiters."""
 
     users = 0
 
 
 class NamedLocks:
-    """A lock for every name, kept only while it is held or awaited."""
+    """One lock per name, kept only while held or awaited."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, ...], _NamedLock] = {}
 
     def hold(self, *name: str) -> _Hold:
-        """A context in which no other caller holds the lock of `name`."""
+        """Return a context that holds the lock of `name` exclusively."""
         return _Hold(self._locks, name)
 
 
 class _Hold:
-    """One use of a lock. A class, because a generator as context takes three times as long."""
+    """One use of a lock. A class, because a generator-based context takes three times as long."""
 
     __slots__ = ("_locks", "_name")
 
@@ -101,8 +101,8 @@ Change = Callable[Concatenate["Catalog", P], Coroutine[Any, Any, R]]
 def _finished(change: Change[P, R]) -> Change[P, R]:
     """Finish `change` even if its caller is cancelled.
 
-    If it released the lock before its commit is durable, the next change would read rows that are about
-    to change, and could replace a stream that has records already.
+    If it released the lock before its commit is durable, the next change would read rows that are
+    about to change, and could replace a stream that already has records.
     """
 
     @functools.wraps(change)
@@ -114,7 +114,7 @@ def _finished(change: Change[P, R]) -> Change[P, R]:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Operations on basins and streams of one mount."""
+    """The basins and streams of one mount."""
 
     mount: Mount
     locks: NamedLocks
@@ -151,7 +151,7 @@ class Catalog:
 
     @_finished
     async def open_basin(self, name: BasinName, config: BasinConfig) -> None:
-        """Create the basin unless another call just did."""
+        """Create the basin unless another call has just created it."""
         async with self.locks.hold(name):
             if await self.mount.basin(name) is None:
                 row = BasinRow(created_at=self.now(), config=config)
@@ -161,7 +161,7 @@ class Catalog:
     async def ensure_basin(
         self, name: BasinName, config: BasinConfig, location: str
     ) -> tuple[BasinInfo, Provision]:
-        """Create the basin, or give it exactly this configuration; its location does not change."""
+        """Create the basin, or replace its configuration. Its location does not change."""
         async with self.locks.hold(name):
             row = await self.mount.basin(name)
             if row is None:
@@ -189,7 +189,7 @@ class Catalog:
 
     @_finished
     async def delete_basin(self, name: BasinName) -> None:
-        """Mark the basin as deleted; the background removes its streams and then the basin."""
+        """Mark the basin as deleted. Upkeep removes its streams, then the basin."""
         async with self.locks.hold(name):
             row = await self._basin_row(name)
             if row.deleted_at is None:
@@ -214,7 +214,7 @@ class Catalog:
     async def ensure_stream(
         self, ref: StreamRef, config: StreamConfigLayer
     ) -> tuple[StreamInfo, Provision]:
-        """Create the stream, or give it exactly this configuration over the basin's defaults."""
+        """Create the stream, or replace its configuration, resolved over the basin's defaults."""
         async with self.locks.hold(*ref):
             row = await self._row_in_use(ref)
             if row is None:
@@ -230,7 +230,7 @@ class Catalog:
     async def _open_stream(
         self, ref: StreamRef, config: StreamConfigLayer, first: FirstAppend
     ) -> LogLease:
-        """A lease of the log; creates the stream with what `first` appends if it is missing."""
+        """Lease the log. Creates a missing stream together with what `first` appends."""
         async with self.locks.hold(*ref):
             if not self.mount.is_missing(ref):
                 with suppress(StreamNotFoundError):
@@ -239,14 +239,14 @@ class Catalog:
                         return lease
                     lease.release()
                     await self._row_in_use(ref)  # raises if forks need the deleted stream
-            # Outside of any handler: its error would stay in memory until the commit is durable.
+            # Not inside the handler, whose error would stay in memory until the commit is durable.
             row = await self._new_row(ref, config, None)
             return await self._create(ref, row, first)
 
     async def _finish_lease(self, change: Coroutine[Any, Any, LogLease]) -> LogLease:
-        """`finish` for a change whose result must be released if the caller is cancelled.
+        """Like `finish`, but release the resulting lease if the caller is cancelled.
 
-        In fewer steps than `asyncio.shield` takes, because many streams may be created at once.
+        Takes fewer steps than `asyncio.shield`, because many streams may be created at once.
         """
         task = asyncio.create_task(change)
         self.under_way.add(task)
@@ -256,7 +256,7 @@ class Catalog:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release()  # it came together with the cancellation
+                waiter.result().release()  # granted just as the caller was cancelled
             raise
         finally:
             del waiter  # its error refers to this call
@@ -279,25 +279,42 @@ class Catalog:
         create_with: StreamConfigLayer | None = None,
         *,
         on_append: bool = False,
-        first: FirstAppend = lambda log: None,
     ) -> LogLease:
-        """A lease of the stream's log; BasinNotFoundError or StreamNotFoundError without one.
+        """Lease the stream's log. Raises BasinNotFoundError or StreamNotFoundError if missing.
 
-        With `create_with`, a missing or deleted stream is created if its basin is configured so, in one
-        commit with what `first` appends.
+        With `create_with`, a missing or deleted stream is created if its basin is configured to.
         """
+        if create_with is not None and await self._is_to_create(ref, on_append=on_append):
+            opening = self._open_stream(ref, create_with, lambda log: None)
+            return await self._finish_lease(opening)
+        return await self._lease_existing(ref)
+
+    async def lease_to_append(
+        self, ref: StreamRef, create_with: StreamConfigLayer | None, first: FirstAppend
+    ) -> LogLease:
+        """The same; a stream that this creates is in one commit with what `first` appends.
+
+        The caller must not be cancelled: this would release the name's lock too early.
+        """
+        if create_with is not None and await self._is_to_create(ref, on_append=True):
+            return await self._open_stream(ref, create_with, first)
+        return await self._lease_existing(ref)
+
+    async def _is_to_create(self, ref: StreamRef, *, on_append: bool) -> bool:
+        """Whether there is no stream, or a deleted one, and its basin is configured to create it."""
         log = self.mount.log_in_memory(ref)
-        if create_with is not None and (log is None or log.deleting):
-            basin = await self.mount.basin(ref.basin)
-            if basin is not None and _may_create(basin.config, on_append=on_append):
-                if not self.mount.is_missing(ref):
-                    with suppress(StreamNotFoundError):
-                        # Nearly all exist, and need no task or lock.
-                        lease = await self.mount.lease(ref)
-                        if not lease.log.deleting:
-                            return lease
-                        lease.release()
-                return await self._finish_lease(self._open_stream(ref, create_with, first))
+        if log is not None and not log.deleting:
+            return False
+        basin = await self.mount.basin(ref.basin)
+        if basin is None or not _may_create(basin.config, on_append=on_append):
+            return False
+        if not self.mount.is_missing(ref):
+            with suppress(StreamNotFoundError), await self.mount.lease(ref) as log:
+                # Nearly all streams exist, and need no task or lock.
+                return log.deleting
+        return True
+
+    async def _lease_existing(self, ref: StreamRef) -> LogLease:
         try:
             return await self.mount.lease(ref)
         except StreamNotFoundError:
@@ -323,10 +340,10 @@ class Catalog:
     async def delete_stream(
         self, ref: StreamRef, *, when: Callable[[StreamLog], bool] = lambda log: True
     ) -> bool:
-        """Stop the stream now; the background removes its records and then frees the name.
+        """Stop the stream now. Upkeep removes its records, then frees the name.
 
-        `when` is checked in the same step: by then the name may be another stream's, or not empty.
-        Returns whether this call deleted it.
+        `when` is checked in the same step: by then the name may belong to another stream, or the
+        stream may have records. Returns whether this call deleted the stream.
         """
         async with self.locks.hold(*ref):
             with await self.mount.lease(ref) as log:
@@ -334,15 +351,15 @@ class Catalog:
                     return False
                 self.mount.committer.check_open()
                 row = msgspec.structs.replace(log.row, deleted_at=self.now())
-                log.deleting = True  # from here on the log refuses appends
-                await log.settled()  # acknowledge what it accepted before
+                log.deleting = True  # from here on the log rejects appends
+                await log.settled()  # acknowledge everything accepted before
                 purge = CleanupRow(*ref, purge=True, ancestors=row.ancestors)
                 await self.mount.put_stream(ref, row, (keys.cleanup(row.id), rows.encode(purge)))
                 log.dismiss(StreamDeletingError(*ref))
                 return True
 
     async def deletion(self, ref: StreamRef) -> None:
-        """Return once a running deletion of the stream, or of its basin, is durable.
+        """Wait until a running deletion of the stream or its basin is durable.
 
         Raises if it failed, as `deletion_of_basin` does.
         """
@@ -359,7 +376,7 @@ class Catalog:
             self.mount.committer.check_running()
 
     async def _row_in_use(self, ref: StreamRef) -> StreamRow | None:
-        """The row of the stream with this name; None if the name can be given to a new stream.
+        """Return the row of the stream with this name; None if the name is free.
 
         The name of a deleted stream is free at once, unless forks still need the stream.
         """
@@ -402,7 +419,10 @@ class Catalog:
     async def insert(
         self, ref: StreamRef, row: StreamRow, *ops: Op, content: Share | None = None
     ) -> None:
-        """Commit a stream with a new id, its first content and `ops`; the caller holds its lock."""
+        """Commit a stream with a new id, its initial content and `ops`.
+
+        The caller holds its lock.
+        """
         try:
             self.mount.check_basin(ref.basin)
         except BasinDeletingError:
@@ -412,7 +432,7 @@ class Catalog:
         await self.mount.put_stream(ref, row, *ids, *ops, content=content)
 
     async def replace_stream(self, ref: StreamRef, row: StreamRow) -> None:
-        """Commit a changed row; the caller holds the stream's lock."""
+        """Commit a changed row. The caller holds the stream's lock."""
         await self.mount.put_stream(ref, row)
 
     async def _basin_row(self, name: str) -> BasinRow:
@@ -424,7 +444,7 @@ class Catalog:
     async def _active_stream(self, ref: StreamRef) -> StreamRow:
         row = await self.mount.stream(ref)
         if row is None:
-            await self._basin_row(ref.basin)  # raises if that is what is missing
+            await self._basin_row(ref.basin)  # raises if the basin is missing
             raise StreamNotFoundError(*ref)
         _check_stream_active(ref, row)
         return row
@@ -453,7 +473,10 @@ def _may_create(config: BasinConfig, *, on_append: bool) -> bool:
 
 
 def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:
-    """The members of a request; those newer than stored hashes only if they are set."""
+    """Return the members of a request.
+
+    Members newer than stored hashes are included only if set.
+    """
     members: dict[str, object] = msgspec.to_builtins(config)
     for layer in (members, members.get("default_stream_config")):
         if isinstance(layer, dict) and layer.get("trim_on_snapshot", ...) is None:
@@ -462,7 +485,7 @@ def _mentioned(config: BasinConfig | StreamConfigLayer) -> dict[str, object]:
 
 
 def _creation_hash(token: str | None, config: BasinConfig | StreamConfigLayer) -> bytes | None:
-    """A hash of token and requested configuration, which a repeated creation must match."""
+    """Hash the token and requested configuration, which a repeated creation must match."""
     if token is None:
         return None
     request = token.encode() + b"\x00" + msgspec.msgpack.encode(_mentioned(config))

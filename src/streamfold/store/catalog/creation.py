@@ -1,4 +1,4 @@
-"""Creates streams and forks with traits and first content, in one commit."""
+"""Creates streams and forks with traits and initial content, in one commit."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from streamfold.store.rows import BasinRow, CleanupRow, ForkRow, StateRow, Strea
 
 
 class ForkPoint(NamedTuple):
-    """What a fork inherits from its source, and what it starts with itself."""
+    """What a fork inherits from its source, and the part of a record that it starts with."""
 
-    #: After the last inherited record.
+    #: The position after the last inherited record.
     end: StreamPosition
     #: The position from which `end` was counted.
     anchor: int
-    #: The first part of the record at `end`, if the fork starts in the middle of it.
+    #: The leading bytes of the record at `end`, if the fork starts in the middle of it.
     part: bytes | None
 
 
@@ -61,7 +61,7 @@ async def find_fork_point(
     *,
     in_records: bool,
 ) -> ForkPoint:
-    """The point `sub_offset` records or bytes into the append at `anchor`."""
+    """Return the point `sub_offset` records or bytes into the append at `anchor`."""
     end, left, part = anchor, sub_offset, None
     begin = anchor if sub_offset else None
     async for record in _append_at(mount, source, begin, key, in_records=in_records):
@@ -90,7 +90,7 @@ async def _append_at(
     *,
     in_records: bool,
 ) -> AsyncIterator[SequencedRecord]:
-    """The records of the append that starts at `seq_num`; for a fork, its part of that append."""
+    """Yield the records of the append that starts at `seq_num`; for a fork, only its part of it."""
     if seq_num is None:
         return
     cursor = Cursor(mount, source, seq_num, Allowance(None, None, None), key)
@@ -110,7 +110,7 @@ async def _append_at(
 async def _position(
     mount: Mount, source: StreamLog, end: int, key: SealingKey | None
 ) -> StreamPosition:
-    """The position `end` with the timestamp of the record before it."""
+    """Return the position `end` with the timestamp of the record before it."""
     if end == source.durable.seq_num:
         return source.durable
     if end <= source.retained_from:
@@ -119,16 +119,16 @@ async def _position(
     if chunk is None:
         return StreamPosition(SeqNum(end), Timestamp(0))
     index = payloads.measure(own_part(chunk, source.row, key).payload)
-    stamp = int(index.timestamps[end - 1 - chunk.first_seq_num])
+    stamp = index.timestamps[end - 1 - chunk.first_seq_num]
     return StreamPosition(SeqNum(end), Timestamp(stamp))
 
 
-#: Turns content into batches for a stream of the given content type.
-Content = Callable[[str], Awaitable[Sequence[RecordBatch]]]
+#: Builds the first batches of a stream from its content type.
+FirstContent = Callable[[str], Awaitable[Sequence[RecordBatch]]]
 
 
-def prepared(batches: Sequence[RecordBatch]) -> Content:
-    """Content that consists of batches already, for any content type."""
+def prepared(batches: Sequence[RecordBatch]) -> FirstContent:
+    """Wrap existing batches as content for any content type."""
 
     async def content(content_type: str) -> Sequence[RecordBatch]:
         return batches
@@ -143,16 +143,16 @@ class ForkSpec:
     source: StreamName
     #: None = the tail of the source.
     seq_num: int | None
-    #: Records, or bytes, into the append that follows.
+    #: Records or bytes into the append that follows.
     sub_offset: int
     in_records: Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSpec:
-    """A stream as it is to be created."""
+class NewStream:
+    """The specification of a stream to be created."""
 
-    #: None = the source's, or octets.
+    #: None = the source's content type, or octets.
     content_type: str | None
     ttl: int | None
     expires_at: int | None
@@ -160,48 +160,48 @@ class StreamSpec:
     trim_on_snapshot: bool | None
     closed: bool
     fork: ForkSpec | None
-    content: Content
+    content: FirstContent
     key: SealingKey | None
 
 
 class Creation(NamedTuple):
-    """What a creation found or made."""
+    """The outcome of a creation."""
 
     status: StreamStatus
     #: The seq_num of the first record that the stream does not inherit.
     begins_at: int
-    #: Whether this made the stream.
+    #: Whether this call created the stream.
     created: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Creator:
-    """Creates the streams of one mount."""
+    """Creates streams in one mount."""
 
     mount: Mount
     catalog: Catalog
 
-    async def create(self, ref: StreamRef, spec: StreamSpec) -> Creation:
-        """Create the stream unless it exists; raises if a different one does."""
+    async def create(self, ref: StreamRef, spec: NewStream) -> Creation:
+        """Create the stream unless it exists. Raises if a different one exists."""
         return await self.catalog.finish(self._create(ref, spec))
 
     async def forked(self, stream_id: int) -> bool:
-        """Whether forks need records of the stream."""
+        """Return whether forks need records of the stream."""
         return await first_row(self.mount.engine, *keys.forks_span(stream_id)) is not None
 
-    async def _create(self, ref: StreamRef, spec: StreamSpec) -> Creation:
+    async def _create(self, ref: StreamRef, spec: NewStream) -> Creation:
         async with self._locks(ref, spec.fork.source if spec.fork else ref.stream):
             created = await self._insert_or_match(ref, spec)
             with await self.mount.lease(ref) as log:
-                # A slow commit may have used up a part of the ttl; the stream must not end early.
+                # A slow commit may have used up part of the ttl. The stream must not end early.
                 if created and log.renew(self.mount.now()):
                     await self.mount.committer.write_with(log)
                 return Creation(
                     log.status, log.row.lineage[-1].end if log.row.lineage else 0, created
                 )
 
-    async def _insert_or_match(self, ref: StreamRef, spec: StreamSpec) -> bool:
-        """Whether this created the stream."""
+    async def _insert_or_match(self, ref: StreamRef, spec: NewStream) -> bool:
+        """Insert the stream, or check that it matches. Returns whether this created it."""
         if await self.mount.stream(ref) is None:
             await self._insert(ref, spec, None)
             return True
@@ -211,14 +211,14 @@ class Creator:
                 return False
             if await self.forked(log.id):
                 raise StreamForkedError(*ref)
-            log.deleting = True  # it takes no append from here on, even if the clock goes back
+            log.deleting = True  # rejects appends from here on, even if the clock goes back
             await log.settled()
             await self._insert(ref, spec, log.row)
             return True
 
     @asynccontextmanager
     async def _locks(self, ref: StreamRef, source: StreamName) -> AsyncIterator[None]:
-        """Hold the locks of the stream and its source, always in the same order."""
+        """Hold the locks of the stream and its source, always acquired in the same order."""
         first, last = min(ref.stream, source), max(ref.stream, source)
         async with self.catalog.locks.hold(ref.basin, first):
             if first == last:
@@ -227,8 +227,8 @@ class Creator:
             async with self.catalog.locks.hold(ref.basin, last):
                 yield
 
-    async def _match(self, log: StreamLog, spec: StreamSpec) -> None:
-        """Raise unless the stream matches `spec`; a stream without traits gets those of `spec`."""
+    async def _match(self, log: StreamLog, spec: NewStream) -> None:
+        """Raise unless the stream matches `spec`. A stream without traits gets those of `spec`."""
         if log.row.traits is None and log.unused and spec.fork is None:
             traits = _traits(spec, None, log.row.created_at)
             if traits.ttl is None and traits.expires_at is None and not spec.closed:
@@ -239,11 +239,11 @@ class Creator:
                 return
         agrees = _agrees(log.row.traits or StreamTraits(), log.terms.closed, spec)
         if not agrees or log.terms.closed:
-            await self.mount.settle(log)  # a record or a close may be on its way
+            await self.mount.settle(log)  # a record or a close may be in flight
         if not agrees:
             raise AlreadyExistsError("stream", log.name)
 
-    async def _insert(self, ref: StreamRef, spec: StreamSpec, former: StreamRow | None) -> None:
+    async def _insert(self, ref: StreamRef, spec: NewStream, former: StreamRow | None) -> None:
         await self._active_basin(ref.basin)
         if spec.fork is None:
             await self._insert_from(ref, spec, former, None)
@@ -264,7 +264,7 @@ class Creator:
     async def _insert_from(
         self,
         ref: StreamRef,
-        spec: StreamSpec,
+        spec: NewStream,
         former: StreamRow | None,
         source: StreamLog | None,
     ) -> None:
@@ -332,9 +332,9 @@ class Creator:
         source: StreamLog | None,
         point: ForkPoint,
         content: list[RecordBatch],
-        spec: StreamSpec,
+        spec: NewStream,
     ) -> Share:
-        """The stream's state and first content."""
+        """Return the stream's initial state and content."""
         now = row.created_at
         state = StateRow(
             trim_point=source.retained_from if source else 0,
@@ -345,13 +345,13 @@ class Creator:
         draft = StreamLog(ref, row, state, point.end, now, self.mount.now)
         draft.check_key(spec.key)
         claim = Claim(close=spec.closed)
-        draft.apply(AppendRequest(ref, tuple(content), claim=claim, key=spec.key), now)
+        draft.accept(AppendRequest(content, claim=claim, key=spec.key), now)
         draft.write_state()
         return draft.take()
 
 
-def _traits(spec: StreamSpec, source: StreamLog | None, now: int) -> StreamTraits:
-    """The traits of the new stream; a fork inherits those that `spec` leaves out."""
+def _traits(spec: NewStream, source: StreamLog | None, now: int) -> StreamTraits:
+    """Return the new stream's traits. A fork inherits those that `spec` omits."""
     inherited = (source.row.traits if source else None) or StreamTraits()
     ttl, expires_at = spec.ttl, spec.expires_at
     if ttl is None and expires_at is None:
@@ -364,8 +364,8 @@ def _traits(spec: StreamSpec, source: StreamLog | None, now: int) -> StreamTrait
     )
 
 
-def _agrees(traits: StreamTraits, closed: bool, spec: StreamSpec) -> bool:
-    """Whether a stream matches `spec`."""
+def _agrees(traits: StreamTraits, closed: bool, spec: NewStream) -> bool:
+    """Return whether a stream matches `spec`."""
     fork = spec.fork
     if fork is None:
         return (

@@ -1,4 +1,4 @@
-"""Small durable documents that callers keep beside the streams, by kind and id."""
+"""Small durable documents, by kind and id, that callers store beside the streams."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from streamfold.store.damage import StoreDamagedError
 from streamfold.store.engine.engine import TableDamagedError
 from streamfold.store.supervisor import Supervisor
 
-#: Bytes; larger content belongs in a blob.
+#: Maximum bytes of a document. Larger content belongs in a blob.
 DOCUMENT_MAX = 1 << 20
 
 
 class DocumentChange(NamedTuple):
-    """A document's new content; None deletes it."""
+    """A document's new content. None deletes the document."""
 
     kind: str
     document_id: str
@@ -38,7 +38,7 @@ class Documents:
         await self.change([DocumentChange(kind, document_id, None)])
 
     async def change(self, changes: Iterable[DocumentChange]) -> None:
-        """Make all changes in one commit, or none of them."""
+        """Apply all changes in one commit, or none of them."""
         ops = []
         for kind, document_id, content in changes:
             if content is not None and len(content) > DOCUMENT_MAX:
@@ -55,9 +55,9 @@ class Documents:
         return await mounted.mount.engine.get(keys.document(kind, document_id))
 
     async def scan(self, kind: str, prefix: str = "") -> AsyncGenerator[tuple[str, bytes]]:
-        """Yield the id and content of every document of a kind whose id begins with `prefix`.
+        """Yield the id and content of every document of a kind whose id starts with `prefix`.
 
-        StoreDamagedError after all that can be read, if others cannot.
+        After all readable documents, raises StoreDamagedError if others are unreadable.
         """
         mount = (await self.supervisor.mounted()).mount
         start, end = keys.documents_span(kind, prefix)
@@ -76,6 +76,6 @@ class Documents:
             raise damaged
 
     async def all(self, kind: str) -> dict[str, bytes]:
-        """Every document of a kind, by id."""
+        """Return all documents of a kind, by id."""
         async with aclosing(self.scan(kind)) as documents:
             return {document_id: content async for document_id, content in documents}

@@ -1,4 +1,4 @@
-"""Pages of basins, streams, access tokens and producers, in byte order of their names, and of forks."""
+"""Pages of basins, streams, access tokens and producers, in byte order, and of forks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from streamfold.store.catalog.catalog import basin_info, stream_info
 from streamfold.store.engine.engine import Engine
 from streamfold.store.rows import BasinRow, ForkRow, ProducerRow, StreamRow, TokenRow
 
-#: Items on one page.
+#: Maximum items per page.
 LIST_MAX = 1000
-#: Rows that are read and decoded in one step: 1000 would hold the event loop for 20 ms.
+#: Rows read and decoded in one step: 1000 would block the event loop for 20 ms.
 _FIRST_ROWS = 128
 
 Item = TypeVar("Item")
@@ -72,7 +72,7 @@ async def list_producers(
 async def list_forks(
     engine: Engine, stream_id: int, start_after: int, limit: int
 ) -> tuple[list[Fork], int | None]:
-    """Forks in the order of their creation, and what the next page starts after, if there is one."""
+    """Return forks in creation order, and the id to start after for the next page, if any."""
 
     def item(key: bytes, value: bytes) -> tuple[int, ForkRow]:
         return keys.fork_id(key), rows.decode(value, ForkRow)
@@ -80,14 +80,14 @@ async def list_forks(
     span = keys.forks_span(stream_id, start_after + 1)
     page = await _read_page(engine, *span, limit, item)
     stored = await engine.get_many([keys.stream(row.basin, row.stream) for _, row in page.items])
-    found = []
+    forks = []
     for (fork_id, fork), value in zip(page.items, stored, strict=True):
         row = rows.decode(value, StreamRow) if value is not None else None
-        # A name that is in use again is another stream: the background still removes this fork.
+        # A name in use again belongs to another stream: upkeep is still removing this fork.
         if row is not None and row.id == fork_id and row.traits and row.traits.origin:
             origin = row.traits.origin
-            found.append(Fork(StreamName(fork.stream), origin, row.created_at, row.deleted_at))
-    return found, page.items[-1][0] if page.has_more else None
+            forks.append(Fork(StreamName(fork.stream), origin, row.created_at, row.deleted_at))
+    return forks, page.items[-1][0] if page.has_more else None
 
 
 async def _read_page(
@@ -97,14 +97,17 @@ async def _read_page(
     limit: int,
     item: Callable[[bytes, bytes], Item | None],
 ) -> Page[Item]:
-    """Up to `limit` items from `start` on, until one is None: the prefix ends there."""
+    """Read up to `limit` items from `start` on.
+
+    Stops where `item` returns None: the prefix ends.
+    """
     most = limit if 0 < limit <= LIST_MAX else LIST_MAX
     items: list[Item] = []
     async with aclosing(engine.scan(start, end, first=min(most + 1, _FIRST_ROWS))) as pages:
         async for page in pages:
             for key, value in page:
-                found = item(key, value)
-                if found is None or len(items) == most:
-                    return Page(tuple(items), has_more=found is not None)
-                items.append(found)
+                next_item = item(key, value)
+                if next_item is None or len(items) == most:
+                    return Page(tuple(items), has_more=next_item is not None)
+                items.append(next_item)
     return Page(tuple(items), has_more=False)

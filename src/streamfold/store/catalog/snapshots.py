@@ -1,6 +1,6 @@
-"""Snapshots of streams: each replaces all records before a position.
+"""Stream snapshots: each replaces all records before a position.
 
-The bytes of a snapshot are a blob, written first; its row in the store makes them a snapshot. A blob
+A snapshot's bytes are a blob, written first. Its row in the store then makes it a snapshot. A blob
 without a row is collected unless it is being written or read.
 """
 
@@ -47,7 +47,7 @@ from streamfold.store.rows import SnapshotRow
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a snapshot read at a time, and held by each of its readers.
+#: Bytes of a snapshot read at a time and held by each of its readers.
 READ_PIECE = 1 << 20
 #: Snapshots kept per stream: the newest ones.
 SNAPSHOTS_KEPT = 16
@@ -55,20 +55,20 @@ _FOLDER = re.compile(r"([0-9a-f]{16})/")
 
 
 class Digest(Protocol):
-    """Identifies snapshots by their content; the server verifies reads by its `SnapshotDigest`."""
+    """Identifies a snapshot by its content. The server verifies reads with its `SnapshotDigest`."""
 
     def update(self, data: bytes) -> None: ...
     def hexdigest(self) -> str: ...
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A published snapshot; it never changes."""
+    """A published snapshot. Immutable."""
 
-    #: The first record that it does not cover.
+    #: The first seq_num that it does not cover.
     seq_num: int
     content_type: str
     digest: str
-    #: Bytes.
+    #: Size in bytes.
     size: int
     #: Milliseconds since the Unix epoch.
     created_at: int
@@ -83,29 +83,29 @@ class Publication:
     content_type: str
     pieces: AsyncIterator[bytes]
     digest: Digest
-    #: The digest that the newest snapshot must have.
+    #: The digest that the newest snapshot must have; None = any.
     match: str | None
-    #: Whether its position must be the end of an append.
+    #: Whether the position must be the end of an append.
     whole_appends: bool
     key: SealingKey | None
-    #: Whether to trim the records that it covers; None = as the stream is configured.
+    #: Whether to trim the records that it covers; None = as configured for the stream.
     trim: bool | None = None
-    #: Bytes of all pieces, if known in advance.
+    #: Total bytes of all pieces, if known in advance.
     size: int | None = None
 
 
 @dataclass(slots=True)
 class SnapshotBlobs:
-    """The blobs of snapshots, and how many calls use each of them now."""
+    """Snapshot blobs, and the number of calls that currently use each."""
 
     store: BlobStore
     _used: Counter[str] = field(default_factory=Counter)
-    #: Blobs whose rows are deleted, but that were being read.
+    #: Blobs whose rows are deleted but that were being read or frozen.
     _retired: set[str] = field(default_factory=set)
 
     @contextmanager
     def using(self, blob: str) -> Iterator[None]:
-        """Keep a blob from being collected."""
+        """Protect a blob from collection."""
         self._used[blob] += 1
         try:
             yield
@@ -115,8 +115,9 @@ class SnapshotBlobs:
                 del self._used[blob]
 
     async def read(self, snapshot: Snapshot) -> AsyncGenerator[bytes]:
-        """Yield the snapshot in pieces of `READ_PIECE` bytes, without an open file or connection while
-        the caller handles a piece.
+        """Yield the snapshot in pieces of `READ_PIECE` bytes.
+
+        No file or connection is open while the caller handles a piece.
         """
         with self.using(snapshot.blob):
             for start in range(0, snapshot.size, READ_PIECE):
@@ -130,13 +131,13 @@ class SnapshotBlobs:
                 yield piece
 
     def idle(self, blobs: Iterable[str]) -> list[str]:
-        """Those of `blobs` that are not being written or read."""
+        """Return the `blobs` that are not being written or read."""
         return [blob for blob in blobs if blob not in self._used]
 
     async def delete(self, blobs: Iterable[str], engine: Engine) -> None:
-        """Delete `blobs`, which no row names, and those of earlier calls.
+        """Delete `blobs`, which no row names, and those left over from earlier calls.
 
-        What is being read, or frozen, stays until a later call.
+        Blobs that are being read or are frozen stay until a later call.
         """
         self._retired.update(blobs)
         if not self._retired or await engine.frozen():
@@ -147,18 +148,19 @@ class SnapshotBlobs:
                 self._retired.discard(blob)
 
     async def by_stream(self) -> AsyncGenerator[tuple[int, list[str]]]:
-        """Yield each stream that has blobs, with all of them; files of others are left alone.
+        """Yield each stream that has blobs, with all of them. Other files are ignored.
 
-        One listing for all: with one for each stream, thousands of streams would take minutes.
+        Uses one listing for all streams: with one per stream, thousands of streams would take
+        minutes.
         """
         stream_id, blobs = 0, list[str]()
         async for meta in self.store.list():
             if (match := _FOLDER.match(meta.key)) is None:
                 continue
-            if (found := int(match[1], 16)) != stream_id and blobs:
+            if (folder_id := int(match[1], 16)) != stream_id and blobs:
                 yield stream_id, blobs
                 blobs = []
-            stream_id = found
+            stream_id = folder_id
             blobs.append(meta.key)
         if blobs:
             yield stream_id, blobs
@@ -171,32 +173,32 @@ class StreamSnapshots:
     mount: Mount
     catalog: Catalog
     blobs: SnapshotBlobs
-    #: Whether snapshots trim streams without a setting of their own.
+    #: Whether snapshots trim streams that do not configure this.
     trim_by_default: bool
-    #: Where the blobs are written.
+    #: The disk to which blobs are written.
     space: DiskSpace
     leftovers: Leftovers
 
     async def all(self, log: StreamLog) -> list[Snapshot]:
-        """Every snapshot from which the stream can be followed, oldest first."""
+        """Return every snapshot that the stream can be followed from, oldest first."""
         await apply_retention(self.mount, log)
         return await self._rows(log.id, log.retained_from)
 
     async def newest(self, log: StreamLog) -> Snapshot | None:
-        found = await self.all(log)
-        return found[-1] if found else None
+        snapshots = await self.all(log)
+        return snapshots[-1] if snapshots else None
 
     async def at(self, log: StreamLog, seq_num: int) -> Snapshot:
-        """The snapshot at that position; SnapshotNotFoundError if there is none."""
-        found = next((s for s in await self.all(log) if s.seq_num == seq_num), None)
-        if found is None:
+        """Return the snapshot at `seq_num`. Raises SnapshotNotFoundError if there is none."""
+        snapshot = next((s for s in await self.all(log) if s.seq_num == seq_num), None)
+        if snapshot is None:
             raise SnapshotNotFoundError(
                 f"stream {log.name!r} has no snapshot at {seq_num}: list them to see which"
             )
-        return found
+        return snapshot
 
     async def publish(self, log: StreamLog, new: Publication) -> Snapshot:
-        """Store a snapshot; repeating it changes nothing."""
+        """Store a snapshot. Idempotent."""
         await self._check(log, new)
         blob = f"{_folder(log.id)}{new.seq_num:020d}-{uuid.uuid4().hex}"
         with self.blobs.using(blob):
@@ -205,13 +207,13 @@ class StreamSnapshots:
                 new.content_type, new.digest.hexdigest(), counted.size, self.mount.now(), blob
             )
             snapshot = await self.catalog.finish(self._commit(log, new, row))
-        await self.prune(log)
+        await self._prune_published(log)
         return snapshot
 
     async def published(self, log: StreamLog, new: Publication, digest: str) -> Snapshot | None:
-        """The newest snapshot if that is `new`, of this digest; trims what it covers if `new` does.
+        """Return the newest snapshot if it is `new` with this digest. If `new` trims, so does this.
 
-        For a repetition without the bytes: the parts of a snapshot are gone once it is published.
+        For retries without the bytes: a snapshot's parts are gone once it is published.
         """
         return await self.catalog.finish(self._published(log, new, digest))
 
@@ -223,7 +225,7 @@ class StreamSnapshots:
                 if newest is None or (newest.seq_num, newest.digest) != (new.seq_num, digest):
                     return None
                 await self._trim_again(log, new)
-        await self.prune(log)
+        await self._prune_published(log)
         return newest
 
     async def _trim_again(self, log: StreamLog, new: Publication) -> None:
@@ -233,7 +235,10 @@ class StreamSnapshots:
             await self.mount.committer.write_with(log)
 
     async def _commit(self, log: StreamLog, new: Publication, row: SnapshotRow) -> Snapshot:
-        """Make the blob a snapshot. Its caller may go meanwhile: the blob and the log must not."""
+        """Commit the blob as a snapshot.
+
+        Protects blob and log, because the caller may be cancelled.
+        """
         with self.blobs.using(row.blob), LogLease(log):
             try:
                 snapshot = await self._write_row(log, new, row)
@@ -246,20 +251,23 @@ class StreamSnapshots:
             return snapshot
 
     async def _discard(self, blob: str) -> None:
-        """Delete a blob that certainly has no row; if that fails, a later collection does it."""
+        """Delete a blob that certainly has no row. If that fails, a later collection deletes it."""
         try:
             await self.blobs.store.delete(blob)
         except (BlobUnavailableError, BlobOutcomeUnknownError) as error:
             logger.warning("the blob of a snapshot that was not published is left: %s", error)
 
     async def _upload(self, blob: str, new: Publication) -> _Counted:
-        """Write the blob; StorageFullError, and no blob, as soon as it would touch the reserve."""
+        """Write the blob.
+
+        Raises StorageFullError, leaving no blob, once it would touch the reserve.
+        """
         with self.space.claim(new.size) as claim:
             counted = _Counted(new.pieces, new.digest, claim)
             try:
                 await self.blobs.store.put(blob, counted.pieces())
             except (asyncio.CancelledError, BlobOutcomeUnknownError):
-                await self.catalog.finish(self._discard(blob))  # it may be there
+                await self.catalog.finish(self._discard(blob))  # the blob may exist
                 raise
             except BlobUnavailableError as error:
                 if isinstance(error.__cause__, OSError) and is_disk_full(error.__cause__):
@@ -293,18 +301,30 @@ class StreamSnapshots:
 
     async def prune(self, log: StreamLog) -> None:
         """Remove snapshots whose following records are trimmed, and the oldest beyond the limit."""
-        known = await self._rows(log.id, 0)
-        usable = [s for s in known if s.seq_num >= log.retained_from]
-        kept = usable[-SNAPSHOTS_KEPT:]
-        gone = [s for s in known if s not in kept]
+        snapshots = await self._rows(log.id, 0)
+        usable = [s for s in snapshots if s.seq_num >= log.retained_from]
+        retained = usable[-SNAPSHOTS_KEPT:]
+        gone = [s for s in snapshots if s not in retained]
         if gone:
             await self._remove(log.id, gone)
 
+    async def _prune_published(self, log: StreamLog) -> None:
+        """Prune after a commit.
+
+        A failure must not tell the client that its snapshot was rejected.
+        """
+        try:
+            await self.prune(log)
+        except StreamfoldError as error:
+            logger.warning(
+                "old snapshots of stream %s are left to the next publication: %s", log.name, error
+            )
+
     async def forget(self, stream_id: int) -> None:
-        """Remove everything of a stream that is deleted."""
-        known = await self._rows(stream_id, 0)
-        if known:
-            await self._remove(stream_id, known)
+        """Remove all snapshots of a deleted stream."""
+        snapshots = await self._rows(stream_id, 0)
+        if snapshots:
+            await self._remove(stream_id, snapshots)
 
     async def _remove(self, stream_id: int, gone: Sequence[Snapshot]) -> None:
         """Delete the rows of `gone`, then their blobs."""
@@ -313,15 +333,15 @@ class StreamSnapshots:
         await self.blobs.delete([s.blob for s in gone], self.mount.engine)
 
     async def sweep(self) -> None:
-        """Find blobs that no row names, and delete those that are overdue; WriterFencedError after a
-        takeover.
+        """Find blobs that no row names, and delete the overdue ones.
 
-        Blobs are listed before rows: by then the writer of an idle blob has committed or failed. A
-        process that has taken over writes rows that this one does not see.
+        Raises WriterFencedError after a takeover, because a process that has taken over writes rows
+        that this one does not see. Lists blobs before rows: by the time rows are read, the writer
+        of an idle blob has committed or failed.
         """
         unnamed: list[str] = []
-        async with aclosing(self.blobs.by_stream()) as found:
-            async for stream_id, blobs in found:
+        async with aclosing(self.blobs.by_stream()) as streams:
+            async for stream_id, blobs in streams:
                 idle = self.blobs.idle(blobs)
                 named = {snapshot.blob for snapshot in await self._rows(stream_id, 0)}
                 unnamed += [blob for blob in idle if blob not in named]
@@ -355,7 +375,7 @@ class StreamSnapshots:
             return _snapshot(new.seq_num, row)
 
     def _trims(self, log: StreamLog, new: Publication) -> bool:
-        """Whether `new` trims what it covers: its own setting, else the stream's, else the store's."""
+        """Return whether `new` trims: by its own setting, else the stream's, else the store's."""
         for choice in (new.trim, log.row.config.trim_on_snapshot):
             if choice is not None:
                 return choice
@@ -399,18 +419,18 @@ class StreamSnapshots:
             )
 
     async def _rows(self, stream_id: int, start: int) -> list[Snapshot]:
-        found = []
+        snapshots = []
         span = keys.snapshots_span(stream_id, start)
         async with aclosing(self.mount.engine.scan(*span, first=SNAPSHOTS_KEPT + 1)) as pages:
             async for page in pages:
                 for key, value in page:
                     row = rows.decode(value, SnapshotRow)
-                    found.append(_snapshot(keys.snapshot_seq_num(key), row))
-        return found
+                    snapshots.append(_snapshot(keys.snapshot_seq_num(key), row))
+        return snapshots
 
 
 class _Counted:
-    """Yields pieces, and counts and digests them."""
+    """Counts and digests the pieces that it yields."""
 
     def __init__(self, pieces: AsyncIterator[bytes], digest: Digest, claim: SpaceClaim) -> None:
         self._pieces = pieces

@@ -1,8 +1,8 @@
-"""Parts of snapshots that are too large for one request: staged one by one, then published together.
+"""Staged parts: a snapshot too large for one request is staged in parts, then published.
 
-A part is a blob of its own, `parts/{stream id}/{time}-{random id}`. It is no snapshot yet: one that is
-not published within a day is deleted, and a stream can have only so many. A stream that takes a name
-over has another id, and so never gets the parts of the former one.
+A part is its own blob, `parts/{stream id}/{time}-{random id}`, and not a snapshot yet. A part not
+published within a day is deleted, and the number of parts per stream is limited. A stream that
+reuses a name has another id, so it never gets the parts of the former stream.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from streamfold.store.engine.disk_space import DiskSpace, SpaceClaim, is_disk_fu
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of one part, and of one request that publishes a whole snapshot.
+#: Maximum bytes of one part, and of one request that publishes a whole snapshot.
 PART_BYTES_MAX: Final = 128 << 20
-#: Bytes of a snapshot in parts.
+#: Maximum bytes of a snapshot published in parts.
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
-#: Parts of a stream that are not published, and their bytes: those of a snapshot of the largest size,
-#: and of another attempt at it.
+#: Maximum unpublished parts per stream, and their bytes: enough for a snapshot of the largest size
+#: and another attempt at it.
 STAGED_PARTS_MAX: Final = 8192
 STAGED_BYTES_MAX: Final = 2 * SNAPSHOT_BYTES_MAX
-#: Milliseconds after which a part is deleted, and between searches for such parts.
+#: Milliseconds until an unpublished part is deleted, and between searches for expired parts.
 PART_LIFETIME: Final = 24 * 3_600_000
 _SWEEP_INTERVAL: Final = 3_600_000
-#: Parts that one search deletes at most, to bound its memory; the next one continues.
+#: Maximum parts that one search deletes, to bound its memory. The next search continues.
 _SWEPT_MAX: Final = 10_000
-#: Snapshots that are put together at once: each reads and writes up to a gibibyte.
+#: Maximum snapshots assembled concurrently: each reads and writes up to a gibibyte.
 _PUBLISHED_AT_ONCE: Final = 2
 
 _FOLDER: Final = "parts/"
@@ -59,7 +59,7 @@ _KEY: Final = re.compile(rf"{_FOLDER}([0-9a-f]{{16}})/{_PART_ID.pattern}")
 
 
 class StagedPart(NamedTuple):
-    """A part that is not published."""
+    """An unpublished part."""
 
     part: str
     size_bytes: int
@@ -68,7 +68,7 @@ class StagedPart(NamedTuple):
 
 
 class StagedPartsFullError(StreamfoldError):
-    """The stream has as many parts as it may; nothing was stored."""
+    """Raised when a stream has the maximum number of parts or bytes. Nothing was stored."""
 
     code = "staged_parts_limit"
 
@@ -77,13 +77,13 @@ class StagedPartsFullError(StreamfoldError):
             f"the stream can have {limit} {what} of snapshots that are not published: publish them, or "
             "discard them with DELETE at .../snapshot/parts"
         )
-        #: `parts` or `bytes`, and how many.
+        #: `parts` or `bytes`, and the limit.
         self.what = what
         self.limit = limit
 
 
 class PartsBusyError(RetryLaterError):
-    """Others publish or discard parts now; nothing happened."""
+    """Raised while another call publishes or discards parts. Nothing was changed."""
 
     code = "snapshot_parts_busy"
 
@@ -105,7 +105,7 @@ class StagedParts:
         self._bytes_max = bytes_max
         self._space = space
         self._now = now
-        #: Parts that are arriving, by stream, and their bytes as far as these are known.
+        #: Parts being received, by stream, and their bytes as far as known.
         self._arriving: Counter[int] = Counter()
         self._arriving_bytes: Counter[int] = Counter()
         #: Streams whose parts are being published or discarded.
@@ -115,9 +115,13 @@ class StagedParts:
         self._next_sweep = 0
 
     async def stage(self, stream_id: int, pieces: AsyncIterator[bytes], size: int | None) -> str:
-        """Store a part durably; returns its name. StagedPartsFullError before a byte of it is read."""
+        """Store a part durably, and return its name.
+
+        Raises StagedPartsFullError before reading any of its bytes.
+        """
         with self._counted(stream_id, PART_BYTES_MAX if size is None else size):
-            # Counted before the list is made: what arrives completely meanwhile is in one of them.
+            # Counted before the list is made: a part that arrives completely meanwhile is in one of
+            # them.
             count, total = self._arriving[stream_id], self._arriving_bytes[stream_id]
             for part in await self.list(stream_id):
                 count += 1
@@ -152,7 +156,7 @@ class StagedParts:
                 del self._arriving[stream_id], self._arriving_bytes[stream_id]
 
     async def list(self, stream_id: int) -> list[StagedPart]:
-        """The parts of a stream that are not published, oldest first."""
+        """Return the stream's unpublished parts, oldest first."""
         folder = _key(stream_id, "")
         return sorted(
             [
@@ -164,7 +168,7 @@ class StagedParts:
 
     @contextmanager
     def alone(self, stream_id: int) -> Iterator[None]:
-        """Exclude others who publish or discard parts of the stream; PartsBusyError if there are."""
+        """Hold the stream's parts exclusively. Raises PartsBusyError if another call uses them."""
         if stream_id in self._used or stream_id == self._swept:
             raise PartsBusyError(
                 "parts of this stream are being published or discarded: repeat it a little later"
@@ -181,7 +185,7 @@ class StagedParts:
             self._used.discard(stream_id)
 
     async def find(self, stream_id: int, part_ids: Sequence[str]) -> Sequence[StagedPart]:
-        """The parts of these names, in this order; InvalidError if one does not exist."""
+        """Return the named parts, in this order. Raises InvalidError if one does not exist."""
         staged = {part.part: part for part in await self.list(stream_id)}
         for part_id in part_ids:
             if part_id not in staged:
@@ -199,19 +203,19 @@ class StagedParts:
                 yield await self._store.get_range(_key(stream_id, part.part), start, length)
 
     async def discard(self, stream_id: int, part_ids: Iterable[str]) -> None:
-        """Delete parts."""
+        """Delete the parts."""
         for part_id in part_ids:
             await self._store.delete(_key(stream_id, part_id))
 
     async def forget(self, stream_id: int, part_ids: Iterable[str]) -> None:
-        """Delete parts that are published; what storage refuses to delete goes within a day."""
+        """Delete published parts. Parts that storage fails to delete expire within a day."""
         try:
             await self.discard(stream_id, part_ids)
         except (BlobUnavailableError, BlobOutcomeUnknownError) as error:
             logger.warning("parts of a snapshot that was published are left for a day: %s", error)
 
     async def sweep(self, check: Callable[[], Awaitable[None]]) -> None:
-        """Delete parts that are older than a day, once an hour; `check` raises after a takeover."""
+        """Delete parts older than a day, once an hour. `check` raises after a takeover."""
         now = self._now()
         if now < self._next_sweep:
             return
@@ -228,9 +232,9 @@ class StagedParts:
         await check()
         deleted = 0
         for stream_id, key in expired:
-            if stream_id in self._used:  # a publication may have begun since the list was made
+            if stream_id in self._used:  # a publication may have started since the list was made
                 continue
-            self._swept = stream_id  # and none begins while a part of its stream goes
+            self._swept = stream_id  # and none can start while a part of its stream is deleted
             try:
                 await self._store.delete(key)
             finally:

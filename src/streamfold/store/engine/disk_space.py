@@ -1,7 +1,7 @@
-"""Keeps some disk, or memory, free, so that a full one refuses appends before they are written.
+"""Keeps some disk space, or memory, free, so that appends are rejected before it runs out.
 
-An append that fills the disk halfway has an unknown outcome; one that is refused beforehand certainly
-did not happen. The reserve leaves room for trims, deletions, and the tables that SlateDB writes from
+An append that fills the disk midway has an unknown outcome. One rejected beforehand certainly did
+not happen. The reserve leaves room for trims, deletions, and the tables that SlateDB writes from
 acknowledged records.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import shutil
 import sys
 import time
@@ -21,30 +20,30 @@ from typing import NamedTuple, TypeAlias
 
 from streamfold.blob.local_store import WRITE_BUFFER
 from streamfold.errors import StorageFullError
+from streamfold.store.engine.native import number_of
 
 logger = logging.getLogger(__name__)
 
-#: Bytes kept free: SlateDB holds up to 128 MiB that it has yet to write as tables, commits up to 64 MiB
+#: Bytes kept free: SlateDB holds up to 128 MiB yet to be written as tables, commits of up to 64 MiB
 #: are in flight, and a compaction writes 64 MiB at a time.
 RESERVE_BYTES = 256 << 20
-#: The reserve is at most this fraction (one in so many) of a small file system, by default.
+#: By default, the reserve is at most 1/4 of a small file system.
 _RESERVE_PART = 4
 #: Seconds between checks while more than twice the reserve is free: too short to fill the rest.
 _CHECK_INTERVAL = 0.1
 
-#: The system's errors for a full disk, a used-up quota, and a limit on the size of files.
+#: Error numbers for a full disk, an exhausted quota and the maximum file size.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-_OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
 
 class DiskUsage(NamedTuple):
-    """Bytes of a file system."""
+    """Total and free bytes of a file system."""
 
     total: int
     free: int
 
 
-#: Reads the usage of the file system that holds a folder.
+#: Reads the usage of the file system that contains a folder.
 UsageReader: TypeAlias = Callable[[Path], DiskUsage]
 
 
@@ -54,19 +53,14 @@ def read_usage(folder: Path) -> DiskUsage:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether a write failed for lack of space.
-
-    SlateDB gives the system's error in its text only (upstream defect 18).
-    """
-    if isinstance(error, OSError):
-        return error.errno in _FULL
-    return any(int(number) in _FULL for number in _OS_ERROR.findall(str(error)))
+    """Return whether a write failed for lack of space."""
+    return number_of(error) in _FULL
 
 
 class DiskSpace:
-    """Knows whether the disk of `folder` has room for more records; None means unlimited room.
+    """Tracks whether the disk of `folder` has room for more records. None means unlimited room.
 
-    Without a `reserve`, `by_default` bytes are kept, or a quarter of all.
+    Without a `reserve`, keeps `by_default` bytes free, or a quarter of the disk if that is less.
     """
 
     def __init__(
@@ -81,8 +75,8 @@ class DiskSpace:
         self._by_default = by_default
         self._folder = folder
         self._read = read
-        self._wanted = reserve
-        #: Bytes that are free, and how many of them must stay free.
+        self._configured_reserve = reserve
+        #: Free bytes, and how many of them must stay free.
         self.free = 0
         self.reserve = 0
         self._full = False
@@ -131,7 +125,7 @@ class DiskSpace:
 
     @contextmanager
     def claim(self, size: int | None) -> Iterator[SpaceClaim]:
-        """Account for an upload of `size` bytes, if that is known, until the context ends."""
+        """Reserve room for an upload of `size` bytes, if known, until the context ends."""
         claim = SpaceClaim(self, size or 0)
         try:
             yield claim
@@ -142,12 +136,12 @@ class DiskSpace:
         try:
             usage = self._read(folder)
         except OSError as error:
-            # The next write gets the error itself, with more detail.
+            # The next write raises the error itself, with more detail.
             logger.warning("cannot read the free space of %s: %s", folder, error)
             return
         self.free = usage.free
         by_default = min(self._by_default, usage.total // _RESERVE_PART)
-        self.reserve = by_default if self._wanted is None else self._wanted
+        self.reserve = by_default if self._configured_reserve is None else self._configured_reserve
         full = usage.free < self.reserve
         if full != self._full:
             logger.warning(
@@ -162,23 +156,25 @@ class DiskSpace:
 
 
 class SpaceClaim:
-    """The room that one upload still needs: the bytes declared or received, less those on disk."""
+    """The room that one upload still needs: bytes declared or received, minus those on disk."""
 
     def __init__(self, space: DiskSpace, declared: int) -> None:
         self._space = space
         self._declared = declared
         self._came = 0
-        #: Bytes that the blob store holds in memory, and bytes that it has written.
+        #: Bytes buffered by the blob store, and bytes that it has written.
         self._gathered = 0
         self._written = 0
         self._claimed = 0
 
     def add(self, size: int) -> None:
-        """Count bytes before they are written; StorageFullError if they would touch the reserve.
+        """Count bytes before they are written.
 
-        The first ones claim all that was declared: a client that sends nothing claims nothing.
+        Raises StorageFullError if they would touch the reserve.
+
+        The first call claims all declared bytes: a client that sends nothing claims nothing.
         """
-        if self._gathered >= WRITE_BUFFER:  # it wrote them before it asked for more
+        if self._gathered >= WRITE_BUFFER:  # the blob store wrote them before it asked for more
             self._written += self._gathered
             self._claim(-self._gathered)
             self._gathered = 0
@@ -189,7 +185,6 @@ class SpaceClaim:
         self._claim(more)
 
     def release(self) -> None:
-        """Release the claim."""
         self._claim(-self._claimed)
 
     def _claim(self, size: int) -> None:
@@ -203,7 +198,7 @@ def _mib(size: int) -> str:
 
 #: Bytes kept free: what clients may hold (docs/reference/limits.md), and SlateDB's buffers.
 MEMORY_RESERVE_BYTES = 1 << 30
-#: Where Linux shows this process, and the limits of its container, by version of control groups.
+#: Where Linux shows this process, and its container's memory limits, by cgroup version.
 _PROCESS = Path("/proc/self")
 _LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -212,7 +207,7 @@ _LIMITS = (
 
 
 def memory_space(reserve: int | None) -> DiskSpace:
-    """The room of a store in memory; unlimited on systems that do not show what a process uses."""
+    """Return the room of an in-memory store. Unlimited where the system hides memory usage."""
     folder = _PROCESS if _PROCESS.exists() else None
     return DiskSpace(folder, reserve, read_memory_usage, "memory", MEMORY_RESERVE_BYTES)
 
@@ -230,6 +225,6 @@ def memory_total() -> int:
         return sys.maxsize
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in _LIMITS:
-        with suppress(OSError, ValueError):  # not this version, or "max"
+        with suppress(OSError, ValueError):  # another version, or "max"
             total = min(total, int(limit.read_text()))
     return total

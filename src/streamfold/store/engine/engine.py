@@ -1,6 +1,7 @@
 """The seam between the store and the key-value engine below it.
 
-`SlateEngine` is the implementation; `streamfold.testing.FaultyEngine` wraps one and makes it fail.
+`SlateEngine` is the implementation. `streamfold.testing.FaultyEngine` wraps an engine and makes it
+fail.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any, Protocol, TypeAlias
 
 from streamfold.errors import DataCorruptError
 
-#: A put (key, value), or a delete (key, None).
+#: A put (key, value) or a delete (key, None).
 Op: TypeAlias = tuple[bytes, bytes | None]
-#: Key and value.
+#: A key and its value.
 Row: TypeAlias = tuple[bytes, bytes]
 
 
@@ -30,7 +31,10 @@ class KeySpan:
 
 
 class TableDamagedError(DataCorruptError):
-    """The rows of `span` cannot be read, because the table in `file` is damaged; others can."""
+    """Raised when the rows of `span` cannot be read because the table in `file` is damaged.
+
+    Other rows can be read.
+    """
 
     code = "table_damaged"
 
@@ -42,7 +46,7 @@ class TableDamagedError(DataCorruptError):
             "operator finds the file to restore in the server's log",
         )
         self.file = file
-        #: Hexadecimal.
+        #: The span's keys in hexadecimal.
         self.start, self.end = start, end
 
     @classmethod
@@ -55,7 +59,7 @@ class TableDamagedError(DataCorruptError):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TableRun:
     """Tables with disjoint ranges of keys, merged as one."""
 
     id: int
@@ -66,32 +70,32 @@ class Run:
 class Tables:
     """The tables that hold the engine's rows, with their sizes in bytes."""
 
-    #: Tables that were not merged with others yet.
+    #: Sizes of tables not yet merged with others.
     young: tuple[int, ...]
-    #: From the newest to the oldest.
-    runs: tuple[Run, ...]
-    #: Bytes committed that are not in a table yet.
+    #: From newest to oldest.
+    runs: tuple[TableRun, ...]
+    #: Committed bytes that are not in a table yet.
     pending: int = 0
     #: Bytes committed since the engine was opened.
     written: int = 0
 
     @property
     def total(self) -> int:
-        """Bytes of all rows, including deleted ones that no merge has dropped yet."""
+        """Bytes of all rows, including deleted rows that no merge has dropped yet."""
         return sum(self.young) + sum(run.size for run in self.runs) + self.pending
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes that the engine's files take on its storage."""
+    """Bytes of storage that the engine's files take."""
 
     total: int
-    #: Of these, tables that a merge has replaced and that are not deleted yet.
+    #: Of these, bytes of tables that a merge has replaced but that are not deleted yet.
     replaced: int
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class WriteBatch:
     """Rows that are ready to be committed."""
 
     ops: Sequence[Op]
@@ -106,30 +110,32 @@ class Engine(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Which opening of the store as its writer this is: each has the number after the last."""
+        """The number of this opening by a writer. It increases by one with each."""
         ...
 
-    def prepare(self, ops: list[Op]) -> Batch:
-        """`ops` as `commit` takes them. Copies all bytes, 3 ms per MiB; may be called in any thread."""
+    def prepare(self, ops: list[Op]) -> WriteBatch:
+        """Prepare `ops` for `commit`.
+
+        Copies all bytes, 3 ms per MiB. May be called in any thread.
+        """
         ...
 
-    async def commit(self, batch: Batch) -> None:
-        """Apply the batch atomically; when this returns, it survives a crash and a power cut.
+    async def commit(self, batch: WriteBatch) -> None:
+        """Apply the batch atomically. Once this returns, it survives a crash and a power cut.
 
-        Several commits may be in flight: they take effect in the order of the calls, and if one
-        survives, so do all before it. Only the committer calls this. An exception, or a cancellation
-        because of a timeout, means that the outcome is unknown, even StorageFullError: close the engine
-        and open another.
-        Raises WriterFencedError once another process has opened the same store.
+        Several commits may be in flight. They take effect in call order, and if one survives, so do
+        all before it. Only the committer calls this. An exception, or a cancellation due to a
+        timeout, means that the outcome is unknown, even StorageFullError: close the engine and open
+        another. Raises WriterFencedError once another process has opened the same store.
         """
         ...
 
     async def get(self, key: bytes) -> bytes | None:
-        """The durable value of `key`; TableDamagedError if that cannot be read."""
+        """Return the durable value of `key`. Raises TableDamagedError if it cannot be read."""
         ...
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The durable values of `keys`, in order, read at the same time."""
+        """Return the durable values of `keys`, in order, read concurrently."""
         ...
 
     def scan(
@@ -141,23 +147,23 @@ class Engine(Protocol):
         descending: bool = False,
         eager: bool = False,
     ) -> AsyncGenerator[list[Row]]:
-        """Durable rows with `start` <= key < `end`, in order, as pages of about 1 MiB.
+        """Yield durable rows with `start` <= key < `end`, in order, as pages of about 1 MiB.
 
         The first page has at most `first` rows, so that a caller that needs one row reads one. Rows
-        committed while the scan runs may or may not be in it. Close a scan that is not read to its end.
-        Raises TableDamagedError where rows cannot be read, after all rows before them; a scan from the
-        end of its span continues after them.
-        An `eager` scan fetches pages in advance, and takes more memory.
+        committed during the scan may or may not be included. Close a scan that is not read to its
+        end. Raises TableDamagedError where rows cannot be read, after yielding all rows before
+        them. A scan from the end of the error's span continues after them. An `eager` scan
+        prefetches pages and takes more memory.
         """
         ...
 
     @property
     def damaged_files(self) -> Sequence[str]:
-        """Files in which reads have met damage, below the location of the store."""
+        """Files in which reads have found damage, relative to the store's location."""
         ...
 
     async def check(self) -> None:
-        """Read from storage whether another process is the writer now; WriterFencedError if so.
+        """Check on storage for another writer. Raises WriterFencedError if there is one.
 
         Also works after `close`: the supervisor checks a failed engine before it opens the next, so
         that a replaced process does not take the store back.
@@ -165,26 +171,26 @@ class Engine(Protocol):
         ...
 
     async def frozen(self) -> bool:
-        """Whether another process, a check or a backup, may need files that are no longer needed here.
+        """Return whether another process, a check or a backup, may need files not needed here.
 
         Ask after the commit that makes a file unnecessary is durable, and before deleting the file.
         """
         ...
 
     async def tables(self) -> Tables:
-        """The tables that hold the rows now."""
+        """Return the tables that currently hold the rows."""
         ...
 
     async def flush(self) -> None:
-        """Write committed rows that are only in memory and in the WAL as a table."""
+        """Write committed rows that are only in memory and the WAL to a table."""
         ...
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
-        """Merge these neighbouring runs, by id, into one, and all young tables with `young`.
+        """Merge these adjacent runs, by id, into one. With `young`, include all young tables.
 
-        `young` requires the newest run. Drops rows that other sources delete or replace, and the
-        deletions, too, if the oldest run is a source. Returns when the merge is done, or False if it
-        is not possible now.
+        `young` requires the newest run. Drops rows that other sources delete or replace, and also
+        the deletions if the oldest run is a source. Returns True when the merge is done, or False
+        if it is not possible now.
         """
         ...
 
@@ -193,12 +199,12 @@ class Engine(Protocol):
         ...
 
     async def close(self, *, flush: bool = True) -> None:
-        """Close the storage; safe to call twice. After a failure, call it without `flush`."""
+        """Close the storage. Safe to call twice. After a failure, call it without `flush`."""
         ...
 
 
 class EngineOpener(Protocol):
-    """Opens an engine as its only writer; called again after a failure."""
+    """Opens an engine as its only writer. Called again after a failure."""
 
     async def __call__(self) -> Engine: ...
 
@@ -209,14 +215,14 @@ async def commit_rows(engine: Engine, ops: Sequence[Op]) -> None:
 
 
 def size_of(ops: Sequence[Op]) -> int:
-    """Bytes of keys and values."""
+    """Return the bytes of keys and values."""
     return sum([len(key) + len(value or b"") for key, value in ops])
 
 
 async def readable_pages(
     engine: Engine, start: bytes, end: bytes, first: int
 ) -> AsyncGenerator[list[Row]]:
-    """A scan that leaves out rows that cannot be read: only for work on each row by itself."""
+    """Scan, skipping unreadable rows. Only for work that handles each row independently."""
     while start < end:
         try:
             async with aclosing(engine.scan(start, end, first=first)) as pages:
@@ -230,7 +236,7 @@ async def readable_pages(
 async def first_row(
     engine: Engine, start: bytes, end: bytes, *, descending: bool = False
 ) -> Row | None:
-    """The first row of a scan, or the last one if `descending`."""
+    """Return the first row of a scan, or the last if `descending`."""
     async with aclosing(engine.scan(start, end, first=1, descending=descending)) as pages:
         async for page in pages:
             return page[0]

@@ -1,29 +1,28 @@
 """Makes SlateDB's files on local disk survive a power cut.
 
-SlateDB writes files and renames them, but never syncs them (upstream defect 4): after a power cut any
-file written in the last half minute may be whole, cut short, full of zeros or gone, independently of
-files before and after it. Therefore:
+After a power cut, any unsynced file written in the last half minute may be whole, truncated, full
+of zeros or gone, independently of the files before and after it. Therefore:
 
-1. Before a commit is acknowledged, its WAL file, all before it and the WAL folder are synced.
-2. Tables and manifests are written in the background, and may be lost: that is harmless as long as an
-   older manifest is whole, with every table it names and every WAL file after it. A *restore point* is
-   such a manifest. To make one: checkpoint the database, which pins a manifest and its tables; sync
-   all files; then write to `restore-point` the manifest's number, the last WAL file known to be synced
-   and the id of this boot of the machine. A new database starts with an empty restore point.
+1. The native module syncs each WAL file before giving it its name, and the WAL folder, before the
+   commit is acknowledged.
+2. Tables and manifests are written in the background and may be lost. That is harmless as long as an
+   older manifest is whole, with every table it names and every WAL file after it. Such a manifest is
+   a *restore point*. To create one, checkpoint the database, which pins a manifest and its tables;
+   sync all files; then write to `restore-point` the manifest's number, the last WAL file known to be
+   synced and the machine's boot id. A new database starts with an empty restore point.
 3. SlateDB's collector would delete WAL files whose rows only an unsynced manifest covers. So it leaves
    WAL files alone, and this module deletes them once a restore point covers them.
-4. On opening, a boot id other than the stored one means that the machine went down in between. Newer
-   manifests than the restore point, and SlateDB's notes of compactions, cannot be trusted and are not
-   needed. They are removed, and SlateDB replays the WAL from the restore point. After a mere crash of
-   the process the page cache is intact, and SlateDB replays the WAL from its newest manifest.
-5. Before that, the WAL files to be replayed are checked (`wal_files.py`): none may be missing, or empty
-   unless a writer left it so, and after a power cut each is read through. Damage after the restore
-   point's last synced file may be due to the power cut, but only close to the end of the log: each
-   commit writes one WAL file, `commits_in_flight` of them at a time, and the reclaimer one more. A
-   damaged file with more than that from it to the end was synced before the last one was begun. So if
-   it is among the last few, it was never acknowledged, and neither was any after it: they are moved
-   away. Any other damage is damage to acknowledged records. The opening is refused, before anything
-   is changed, unless the operator accepts the loss of this very file and all after it.
+4. On opening, a boot id that differs from the stored one means that the machine went down in between.
+   Manifests newer than the restore point, and SlateDB's compaction notes, cannot be trusted and are
+   not needed. They are removed, and SlateDB replays the WAL from the restore point. After a mere
+   process crash the page cache is intact, and SlateDB replays the WAL from its newest manifest.
+5. Before that, the WAL files to be replayed are checked (`wal_files.py`): none may be missing, or
+   empty unless a writer left it so, and after a power cut each is read through. Each was whole on the
+   device when it got its name, so damage means damage to acknowledged records. The opening is
+   rejected, before anything is changed, unless the operator accepts the loss of exactly this file and
+   all later ones. Earlier builds wrote up to `in_flight` files before syncing the first of them. In
+   their logs, a damaged file among the last few, and any file after it, was never acknowledged, so
+   they are moved away. So is the mark of an opening that ended before a restore point noted it.
 """
 
 from __future__ import annotations
@@ -37,26 +36,25 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import DataCorruptError, DeviceFailedError, WriterFencedError
 from streamfold.store.engine.freeze import frozen_log
+from streamfold.store.engine.native import Admin, EngineError, SlateManifest, WalReader, message_of
 from streamfold.store.engine.partial_io import PartialWrites, delete_slowly, shrink
 from streamfold.store.engine.process_locks import exclusive
-from streamfold.store.engine.restore_point import MARKER, RestorePoint, read_restore_point
-from streamfold.store.engine.slatedb_binding import read_manifest
-from streamfold.store.engine.slatedb_tables import table_files
 from streamfold.store.engine.wal_files import (
+    MARKER,
     LogDamage,
+    RestorePoint,
     RowsListener,
     WalFiles,
     describe,
     files_in,
     is_damage,
     numbered,
+    read_restore_point,
 )
 
 logger = logging.getLogger(__name__)
@@ -65,17 +63,14 @@ _LOCK = "restore-point.lock"
 _CHECKPOINT = "streamfold-restore-point"
 #: Folder for second names of tables that SlateDB is about to delete.
 _DELETED = "deleted"
-#: Log files that may be written before the first of them is synced, with the default settings: two of
-#: commits and one of the reclaimer.
-_IN_FLIGHT = 3
-#: Seconds that another process may take to finish its restore point: it syncs what it has written since
-#: the one before, which takes a slow device many seconds.
+#: Seconds allowed for another process to finish its restore point: it syncs everything written
+#: since the previous one, which takes a slow device many seconds.
 _LOCK_LIMIT = 60.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def sync_path(path: Path) -> None:
-    """Return once the file or folder at `path` is on the device as it is now."""
+    """Sync the current contents of the file or folder at `path` to the device."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -84,22 +79,22 @@ def sync_path(path: Path) -> None:
 
 
 def current_boot() -> str | None:
-    """An id that changes whenever the machine starts; None where the system has none."""
+    """Return an id that changes with each boot of the machine; None if the system has none."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None
 
 
 def forget_restore_point(folder: Path) -> None:
-    """Remove the restore point; call this before the database is opened without syncing."""
+    """Remove the restore point. Call this before opening the database without syncing."""
     if (folder / MARKER).exists():
         (folder / MARKER).unlink()
         sync_path(folder)
 
 
 class LocalDisk:
-    """The files of one database on local disk; `sync`, `boot` and `lock_limit` are for tests.
+    """The files of one database on local disk.
 
-    `in_flight` log files may be written before the first of them is synced. `accept_loss` is the number
-    of the log file from which on all may be dropped if it is damaged; `on_dropped` gets their rows.
+    `accept_loss` is the number of the log file that may be dropped, with all later ones, if it is
+    damaged; `on_dropped` receives their rows. `sync`, `boot` and `lock_limit` are for tests.
     """
 
     def __init__(
@@ -108,7 +103,6 @@ class LocalDisk:
         *,
         sync: Callable[[Path], None] = sync_path,
         boot: str | None = None,
-        in_flight: int = _IN_FLIGHT,
         accept_loss: int | None = None,
         on_dropped: RowsListener = lambda rows: None,
         lock_limit: float = _LOCK_LIMIT,
@@ -117,24 +111,22 @@ class LocalDisk:
         self._wal = WalFiles(folder)
         self._sync_path = sync
         self._boot = boot or current_boot()
-        self._in_flight = in_flight
         self._accept_loss = accept_loss
         self._on_dropped = on_dropped
         self._lock_limit = lock_limit
         self._epoch = 0
-        self._next_wal = 0
-        #: Empty log files, which this writer and those before it left.
+        #: The last log file that existed when this writer opened the database.
+        self._taken_over = 0
+        #: Empty log files left by this writer and earlier ones.
         self._marks: set[int] = set()
-        #: Whether another writer has left its mark.
-        self._fenced = False
         self._synced: set[Path] = set()
-        self._lock = asyncio.Lock()
 
-    async def repair(self, admin: Any, wal: Any) -> None:
-        """Check the log, and go back to the last restore point after a power cut; call before opening.
+    async def repair(self, admin: Admin, log: WalReader) -> None:
+        """Check the log, and after a power cut revert to the last restore point.
 
-        `wal` is SlateDB's reader of WAL files. DataCorruptError if acknowledged records are damaged;
-        then nothing was changed.
+        Call before opening.
+
+        Raises DataCorruptError, without changing anything, if acknowledged records are damaged.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         async with self._alone():
@@ -144,22 +136,23 @@ class LocalDisk:
                 return
             rebooted = self._rebooted(point)
             read = rebooted or self._accept_loss is not None
-            damage = await self._first_damage(admin, wal, point, read=read)
+            damage = await self._first_damage(admin, log, point, read=read)
             if damage is not None and damage.number == self._accept_loss:
-                await self._tell_dropped(wal, damage)
+                await self._tell_dropped(log, damage)
             elif damage is not None and not (rebooted and _in_flight(damage, point)):
                 raise self._refusal(damage)
             if rebooted:
                 await asyncio.to_thread(self._go_back, point.manifest)
             if damage is not None:
                 await asyncio.to_thread(self._set_aside, damage, point)
+            await asyncio.to_thread(self._delete_drafts)
 
-    async def name_damage(self, admin: Any, wal: Any) -> None:
-        """Raise DataCorruptError if a log file is damaged: SlateDB could not be opened."""
+    async def name_damage(self, admin: Admin, log: WalReader) -> None:
+        """Raise DataCorruptError if a damaged log file explains why SlateDB could not be opened."""
         async with self._alone():
             point = await asyncio.to_thread(read_restore_point, self._folder)
             if point is not None:
-                damage = await self._first_damage(admin, wal, point, read=True)
+                damage = await self._first_damage(admin, log, point, read=True)
                 if damage is not None:
                     raise self._refusal(damage)
 
@@ -167,28 +160,28 @@ class LocalDisk:
         return self._boot is not None and point.boot != self._boot
 
     async def _first_damage(
-        self, admin: Any, wal: Any, point: RestorePoint, *, read: bool
+        self, admin: Admin, log: WalReader, point: RestorePoint, *, read: bool
     ) -> LogDamage | None:
         newest = await self._manifest(admin, point)
-        replayed = newest.replay_after_wal_id if newest is not None else 0
+        replayed = newest.replay_after if newest is not None else 0
         openings = 0.0
         if newest is not None and not self._rebooted(point):
-            # Earlier builds did not note how many there were.
+            # Earlier builds did not record how many there were.
             openings = math.inf if point.epoch is None else newest.writer_epoch - point.epoch
-        return await self._wal.first_damage(wal, point, replayed, openings, read=read)
+        return await self._wal.first_damage(log, point, replayed, openings, read=read)
 
-    async def _manifest(self, admin: Any, point: RestorePoint) -> Any:
-        """The manifest from which SlateDB will replay the log; None in a new database."""
+    async def _manifest(self, admin: Admin, point: RestorePoint) -> SlateManifest | None:
+        """Return the manifest from which SlateDB will replay the log; None in a new database."""
         if not self._rebooted(point):
-            return await read_manifest(admin)
+            return await admin.read_manifest()
         if point.manifest == 0:
             return None
         try:
-            manifest = await read_manifest(admin, point.manifest)
-        except (binding.Error.Data, binding.Error.Internal, binding.InternalError) as error:
+            manifest = await admin.read_manifest(point.manifest)
+        except EngineError as error:
             if not is_damage(error):
                 raise
-            fault = f"cannot be read ({getattr(error, 'message', error)})"
+            fault = f"cannot be read ({message_of(error)})"
         else:
             if manifest is not None:
                 return manifest
@@ -207,14 +200,26 @@ class LocalDisk:
             "then moved to the folder set-aside"
         )
 
-    async def _tell_dropped(self, wal: Any, damage: LogDamage) -> None:
+    async def _tell_dropped(self, log: WalReader, damage: LogDamage) -> None:
         """Pass on what is in those files that can be read."""
         for number in range(damage.number, damage.last + 1):
-            rows = await self._wal.read_rows(wal, number)
+            rows = await self._wal.read_rows(log, number)
             if rows is None:
                 logger.error("what log file %s held is unknown", self._wal.file(number))
             else:
                 self._on_dropped(rows)
+
+    def _delete_drafts(self) -> None:
+        """Delete drafts left by killed processes: tables of up to 64 MB that nothing else deletes.
+
+        Drafts of log files that do not exist yet stay. If their writer is still alive, it is about to
+        give the draft the file's name. By then, this process could have a draft of the same name: it
+        would get the file's name, and the writer would acknowledge what no file holds.
+        """
+        last = max(self._wal.numbers(), default=0)
+        tables = self._folder / "compacted"
+        delete_slowly(tables.glob("*#*"))
+        delete_slowly(path for path in self._wal.path.glob("*#*") if _number(path) <= last)
 
     def _mark_new(self) -> None:
         """Write an empty restore point for a new database."""
@@ -225,7 +230,7 @@ class LocalDisk:
                 self._folder,
             )
         else:
-            self._write_marker(RestorePoint(self._boot, 0, 0, 0, (), self._in_flight))
+            self._write_marker(RestorePoint(self._boot, 0, 0, 0, (), in_flight=0))
 
     def _go_back(self, manifest: int) -> None:
         manifests = {_number(path): path for path in numbered(self._folder / "manifest")}
@@ -244,12 +249,12 @@ class LocalDisk:
                 shutil.rmtree(folder)
 
     def _set_aside(self, damage: LogDamage, point: RestorePoint) -> None:
-        """Move the damaged file and all after it away, for whoever wants to look at them."""
+        """Move the damaged file and all later ones aside for inspection."""
         accepted = damage.number == self._accept_loss
         aside, sizes = self._wal.set_aside(damage.number)
         for path in (aside, aside.parent, self._wal.path, self._folder):
             self._sync(path)
-        if damage.number <= point.wal:  # the log ends before it now: that is no further damage
+        if damage.number <= point.wal:  # the log now ends before it: that is no further damage
             marks = point.marks and tuple(mark for mark in point.marks if mark < damage.number)
             self._write_marker(msgspec.structs.replace(point, wal=damage.number - 1, marks=marks))
         for number, size in sizes.items():
@@ -265,7 +270,10 @@ class LocalDisk:
             )
 
     def _sync(self, path: Path, before: Callable[[Path], None] | None = None) -> None:
-        """Sync the file or folder, after `before`; an error of either means that the device failed."""
+        """Sync the file or folder, after `before`.
+
+        An error of either means that the device failed.
+        """
         try:
             if before is not None:
                 before(path)
@@ -276,11 +284,10 @@ class LocalDisk:
             # The kernel may have dropped the pages and report success next time: never retry.
             raise DeviceFailedError(f"cannot sync {path}: {error.strerror}") from error
 
-    async def take_over(self, admin: Any, epoch: int) -> None:
-        """Sync everything that was found on opening, because it may be read from now on."""
+    async def take_over(self, admin: Admin, epoch: int) -> None:
+        """Sync everything that existed on opening, because it may be read from now on."""
         self._epoch = epoch
-        wal = await asyncio.to_thread(self._sync_found)
-        self._next_wal = wal + 1
+        self._taken_over = await asyncio.to_thread(self._sync_found)
         async with self._alone():
             await self._make_restore_point(admin)
 
@@ -292,51 +299,45 @@ class LocalDisk:
         self._sync(self._wal.path)
         self._sync(self._folder)
         for folder in self._folder.parents:
-            # Each parent up to the mount point of the file system may be as new as the store.
+            # Each parent up to the file system's mount point may be as new as the store.
             if folder.stat().st_dev != self._folder.stat().st_dev:
                 break
             with suppress(PermissionError):  # not readable for us, so not created by us
                 self._sync(folder)
         return max(sizes, default=0)
 
-    async def sync_wal(self) -> None:
-        """Return once every WAL file that exists now is on the device.
+    def _last_wal(self) -> int:
+        """Return the last log file, synced like all before it.
 
-        WAL files are numbered without gaps, so the first one missing is the end.
+        Raises if another writer created one.
+
+        A writer that opens the database leaves an empty file, and files after that may not be
+        synced.
         """
-        async with self._lock:
-            if self._wal.file(self._next_wal).exists():
-                await asyncio.to_thread(self._sync_new_wal)
+        sizes = self._wal.sizes(self._taken_over)
+        if not all(sizes.values()):
+            raise WriterFencedError
+        return max(sizes, default=self._taken_over)
 
-    def _sync_new_wal(self) -> None:
-        number = self._next_wal
-        while (path := self._wal.file(number)).exists():
-            self._sync(path)
-            self._fenced |= not path.stat().st_size
-            number += 1
-        self._sync(self._wal.path)
-        self._next_wal = number
+    async def collect(self, admin: Admin, delete_replaced: Callable[[], Awaitable[None]]) -> None:
+        """Create a restore point, and delete the files that it makes obsolete.
 
-    async def collect(self, admin: Any, delete_replaced: Callable[[], Awaitable[None]]) -> None:
-        """Make a restore point, and delete the files that it makes obsolete.
-
-        `delete_replaced` has SlateDB delete tables and manifests that no checkpoint names. It deletes
-        whole tables at once, for which commits would wait: a second name keeps each, until its space
-        is freed in parts.
+        `delete_replaced` makes SlateDB delete tables and manifests that no checkpoint names. It
+        deletes whole tables at once, which would stall commits, so a second name keeps each table
+        until its space is freed in parts.
         """
         async with self._alone():
             manifest = await self._make_restore_point(admin)
-            await asyncio.to_thread(self._keep_replaced, table_files(manifest))
+            await asyncio.to_thread(self._keep_replaced, manifest.files)
             await delete_replaced()
-            # An unsynced file must stay: the search for the next file to sync would end at the gap.
-            covered = min(manifest.replay_after_wal_id, self._next_wal)
+            covered = manifest.replay_after
             if (needed := await frozen_log(admin)) is not None:
                 covered = min(covered, needed)
             await _finish_in_thread(partial(self._delete_wal_below, covered))
         await asyncio.to_thread(self._delete_kept)
 
     def _keep_replaced(self, needed: set[str]) -> None:
-        """Give each table that is not needed a second name."""
+        """Give each unneeded table a second name."""
         folder = self._folder / _DELETED
         folder.mkdir(exist_ok=True)
         for path in files_in(self._folder / "compacted"):
@@ -344,42 +345,47 @@ class LocalDisk:
                 try:
                     (folder / path.name).hardlink_to(path)
                 except FileExistsError:
-                    continue  # from a collection that was interrupted
+                    continue  # left by an interrupted collection
                 except OSError as error:
                     logger.debug("%s is deleted at once: %s", path, error)
                     return  # this file system has no hard links
 
     def _delete_kept(self) -> None:
-        kept = files_in(self._folder / _DELETED)
-        for path in kept:
+        files = files_in(self._folder / _DELETED)
+        for path in files:
             shrink(path)
-        delete_slowly(kept)
+        delete_slowly(files)
 
     async def finish(self) -> None:
-        """Note that the whole log is synced; call this after the database was closed.
+        """Record that the whole log is synced. Call this after the database was closed.
 
-        From then on, damage to any log file is known to be damage.
+        From then on, damage to any log file is recognized as damage.
         """
-        await self.sync_wal()
         async with self._alone():
             await _finish_in_thread(self._note_synced)
 
     def _note_synced(self) -> None:
         point = read_restore_point(self._folder)
-        if point is not None and point.epoch == self._epoch and not self._fenced:
-            self._write_marker(msgspec.structs.replace(point, wal=self._next_wal - 1))
+        if point is not None and point.epoch == self._epoch:
+            with suppress(WriterFencedError):
+                self._write_marker(msgspec.structs.replace(point, wal=self._last_wal()))
 
-    async def _make_restore_point(self, admin: Any) -> Any:
+    async def _make_restore_point(self, admin: Admin) -> SlateManifest:
         point = await asyncio.to_thread(read_restore_point, self._folder)
-        if self._fenced or (point is not None and (point.epoch or 0) > self._epoch):
+        if point is not None and (point.epoch or 0) > self._epoch:
             raise WriterFencedError
-        former = await admin.list_checkpoints(_CHECKPOINT)
-        options = binding.CheckpointOptions(lifetime_ms=None, source=None, name=_CHECKPOINT)
-        made = await admin.create_detached_checkpoint(options)
-        manifest = await read_manifest(admin, made.manifest_id)
-        await _finish_in_thread(partial(self._write_restore_point, made.manifest_id))
+        newest = await admin.read_manifest()
+        former = [] if newest is None else newest.checkpoints
+        _, number = await admin.create_checkpoint(_CHECKPOINT)
+        manifest = await admin.read_manifest(number)
+        if manifest is None:
+            raise DataCorruptError(
+                f"{self._folder} has lost manifest {number}, which it had just now"
+            )
+        await _finish_in_thread(partial(self._write_restore_point, number))
         for checkpoint in former:
-            await admin.delete_checkpoint(checkpoint.id)
+            if checkpoint.name == _CHECKPOINT:
+                await admin.delete_checkpoint(checkpoint.id)
         return manifest
 
     def _alone(self) -> AbstractAsyncContextManager[None]:
@@ -387,7 +393,7 @@ class LocalDisk:
         return exclusive(self._folder / _LOCK, self._lock_limit)
 
     def _write_restore_point(self, manifest: int) -> None:
-        synced_wal = self._next_wal - 1
+        synced_wal = self._last_wal()
         present = set()
         write_parts = PartialWrites().write
         for name in ("compacted", "manifest"):
@@ -400,7 +406,7 @@ class LocalDisk:
             self._sync_if_there(self._folder / name)
         marks = tuple(sorted(mark for mark in self._marks if self._wal.file(mark).exists()))
         self._write_marker(
-            RestorePoint(self._boot, manifest, synced_wal, self._epoch, marks, self._in_flight)
+            RestorePoint(self._boot, manifest, synced_wal, self._epoch, marks, in_flight=0)
         )
 
     def _sync_if_there(self, path: Path, before: Callable[[Path], None] | None = None) -> None:
@@ -423,12 +429,12 @@ class LocalDisk:
 
 
 def _in_flight(damage: LogDamage, point: RestorePoint) -> bool:
-    """Whether a power cut alone explains the damage: nobody waited for a sync of the file yet."""
+    """Return whether a power cut alone explains the damage: nobody had awaited the file's sync."""
     return damage.number > point.wal and damage.last - damage.number < point.in_flight
 
 
 async def _finish_in_thread(work: Callable[[], None]) -> None:
-    """Run `work` to its end even if the caller is cancelled: the next caller must find it done.
+    """Run `work` to completion even if the caller is cancelled: the next caller must find it done.
 
     A restore point written after a newer one would name a manifest that may be deleted.
     """

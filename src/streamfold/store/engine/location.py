@@ -15,11 +15,10 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
-
+from streamfold._native import Storage
 from streamfold.backoff import pause_after
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import (
@@ -113,7 +112,7 @@ class Location:
     path: str
     #: Folder of the database, if it is on local disk.
     folder: Path | None
-    store: Any = field(repr=False)
+    store: Storage = field(repr=False)
     #: The blobs of snapshots.
     snapshots: BlobStore = field(repr=False)
     #: The files of the database on object storage, to measure them.
@@ -125,6 +124,8 @@ class Location:
     others: BlobStore | None = field(default=None, repr=False)
     #: The files of large chunks; None = in a folder that `open_chunks` opens.
     chunks: BlobStore | None = field(default=None, repr=False)
+    #: The database's folder on object storage, for a lease: requests end well before it expires.
+    leases: BlobStore | None = field(default=None, repr=False)
 
     @property
     def in_memory(self) -> bool:
@@ -135,6 +136,12 @@ class Location:
         """The name for clients: the kind of storage, not its exact address."""
         kind = self.url.partition(":")[0]
         return {"memory": "local:memory", "file": "local:disk"}.get(kind, f"{kind}:bucket")
+
+    def storage(self, *, synced: bool) -> Storage:
+        """SlateDB's handle for a writer; without `synced`, a power cut may lose commits."""
+        if synced or self.folder is None:
+            return self.store
+        return Storage.local(str(self.folder.parent), syncs_log=False)
 
     def open_chunks(self, *, fsync: bool) -> BlobStore:
         """The files of large chunks; on local disk, this syncs folders unless `fsync` is off."""
@@ -206,9 +213,8 @@ def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Loca
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
-        database = binding.ObjectStore.resolve("memory:///")
         snapshots, chunks = open_blob_store("memory:"), open_blob_store("memory:")
-        return Location(url, DATABASE, None, database, snapshots, chunks=chunks)
+        return Location(url, DATABASE, None, Storage.memory(), snapshots, chunks=chunks)
     if parts.scheme == "file":
         return _local(url, Path(unquote(parts.path)))
     if parts.scheme == "s3" and parts.netloc:
@@ -240,10 +246,9 @@ def _local(url: str, folder: Path) -> Location:
             f"cannot create the store's folder {str(folder)!r} ({error.strerror}): choose one that "
             "this user may create and write to"
         ) from None
-    builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
-    builder.with_config("local_path", str(folder))
     snapshots = LocalBlobStore(folder / SNAPSHOTS)
-    return Location(url, DATABASE, folder / DATABASE, builder.build(), snapshots)
+    storage = Storage.local(str(folder), syncs_log=True)
+    return Location(url, DATABASE, folder / DATABASE, storage, snapshots)
 
 
 def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> Location:
@@ -264,6 +269,7 @@ def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> L
         access.open_probe(f"s3://{bucket}/{path}"),
         access.open_probe("/".join(filter(None, (f"s3://{bucket}", prefix, MANIFESTS)))),
         access.open_blobs(chunks),
+        access.open_leases(f"s3://{bucket}/{path}"),
     )
 
 

@@ -6,14 +6,14 @@ journal. The sync of a commit would wait for whole tables.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from streamfold._native import write_range
 
 #: Bytes of a table that are sent to the device at a time. A commit's sync may have to wait for them: a
 #: slow device takes 10 ms for a MiB, and 0.6 s for a whole table.
@@ -25,19 +25,6 @@ _UNCHANGED = 0.0002
 #: Bytes that are freed at a time, and seconds of the pause after that. A device that discards freed
 #: blocks takes 0.2 ms for a MiB, and the next sync waits for it.
 _FREED_BYTES, _FREED_PAUSE = 4 << 20, 0.005
-#: For Linux's sync_file_range: wait for writes under way, write the rest, wait for that.
-_WRITE_AND_WAIT = 1 | 2 | 4
-
-
-def _system_call() -> Any:
-    """Linux's sync_file_range, which other systems lack."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
-    if call is not None:
-        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call
-
-
-_sync_file_range = _system_call()
 
 
 class PartialWrites:
@@ -68,14 +55,13 @@ class PartialWrites:
 
 def _write_part(handle: int, start: int) -> bool:
     """Whether the system can do this; raises if the device failed."""
-    if _sync_file_range is None:
-        return False
-    if _sync_file_range(handle, start, _PART_BYTES, _WRITE_AND_WAIT) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL):
-        return False
-    raise OSError(code, os.strerror(code))
+    try:
+        write_range(handle, start, _PART_BYTES)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EINVAL):
+            return False
+        raise
+    return True
 
 
 def delete_slowly(files: Iterable[Path]) -> None:
@@ -93,6 +79,6 @@ def delete_slowly(files: Iterable[Path]) -> None:
 def shrink(path: Path) -> None:
     """Free most of a large file that is about to be deleted, unless it has another name."""
     with suppress(FileNotFoundError):
-        while (found := path.stat()).st_nlink == 1 and found.st_size > _FREED_BYTES:
-            os.truncate(path, found.st_size - _FREED_BYTES)
+        while (stat := path.stat()).st_nlink == 1 and stat.st_size > _FREED_BYTES:
+            os.truncate(path, stat.st_size - _FREED_BYTES)
             time.sleep(_FREED_PAUSE)

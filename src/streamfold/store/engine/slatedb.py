@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
-
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+from typing import Any
 
 from streamfold.errors import StorageError, WriterFencedError
-from streamfold.store.engine import slatedb_binding, slatedb_reads
-from streamfold.store.engine.engine import Batch, DiskUse, Op, Tables, size_of
+from streamfold.store.engine.engine import DiskUse, Op, Tables, WriteBatch, size_of
 from streamfold.store.engine.freeze import is_frozen
 from streamfold.store.engine.local_disk import LocalDisk, forget_restore_point
 from streamfold.store.engine.location import Location
-from streamfold.store.engine.slatedb_clock import SlateClock, newest_time, system_time
-from streamfold.store.engine.slatedb_rows import READ, SlateRows, translated
+from streamfold.store.engine.native import (
+    Admin,
+    EngineError,
+    SlateDatabase,
+    SlateManifest,
+    WalReader,
+    code_of,
+    prepare_rows,
+)
+from streamfold.store.engine.slatedb_clock import clock_from, newest_time, system_time
+from streamfold.store.engine.slatedb_rows import SlateRows, translated
 from streamfold.store.engine.slatedb_tables import REPLACED_SECONDS, SlateTables, sizes_of
 from streamfold.store.engine.table_check import TableCheck, reader_of
 from streamfold.store.engine.wal_files import is_damage
@@ -44,17 +47,6 @@ _CACHE_BYTES = 32 << 20
 #: a limit it would retry without end, and appends would never be answered. Server errors (5xx),
 #: throttling and refused connections are retried below this level, for minutes.
 _RETRIES = 4
-T = TypeVar("T")
-
-#: Seconds to wait for a failed database to report the cause.
-_CAUSE_TIMEOUT = 1.0
-_CAUSE_PAUSE = 0.01
-#: Seconds to repeat opening and the first read for, while SlateDB's clock is behind its newest write.
-_CLOCK_TIMEOUT, _CLOCK_PAUSE = 30.0, 0.01
-_CLOCK_BEHIND = "invalid clock tick"
-#: Part of the message of an error that does not contain storage's answer.
-_NO_CAUSE = "(object store error)"
-
 #: Seconds within which storage must answer once to be opened.
 _ANSWER_TIMEOUT = 15.0
 
@@ -64,32 +56,24 @@ _IDLE_COLLECTIONS = 2
 #: A key that no row has: deleting it gives `flush` something to write.
 _NO_ROW = b"\xff"
 
-_WAL = binding.FlushOptions(flush_type=binding.FlushType.WAL)
-#: One file ahead: SlateDB would wait for further ones in the background long after the last was read.
-_READ_WAL = binding.SlateDbWalReaderOptions(max_fetch_tasks=1)
-
 
 class SlateEngine(SlateRows):
     """SlateDB as an Engine."""
 
     def __init__(
         self,
-        db: Any,
-        admin: Any,
+        database: SlateDatabase,
+        admin: Admin,
         epoch: int,
         disk: LocalDisk | None,
         tables: SlateTables,
         check: TableCheck,
     ) -> None:
-        super().__init__(slatedb_reads.Reads(db, READ), check)
-        self._db = db
+        super().__init__(database, check)
         self._admin = admin
         self._epoch = epoch
         self._disk = disk
         self._tables = tables
-        self._order = asyncio.Lock()
-        #: Whether a commit ended before SlateDB had its rows: later ones must not be stored without it.
-        self._incomplete = False
         self._collecting = asyncio.Lock()
         #: Collections in a row that found no new commit and nothing to delete.
         self._idle_collections = 0
@@ -111,20 +95,18 @@ class SlateEngine(SlateRows):
         """
         try:
             if disk is not None:
-                await disk.repair(open_admin(location), wal_reader(location))
+                await disk.repair(open_admin(location), log_reader(location))
             elif location.folder is not None:
                 forget_restore_point(location.folder)
             await location.check_access()
-            # Another reader than that of the repair, which may have read ahead files that are gone now.
-            wal = wal_reader(location)
-            db, admin, epoch = await _until_clock_accepted(lambda: _build(location, wal, now))
-        except (*slatedb_binding.FAILURES, OSError) as error:
+            database, admin, epoch = await _build(location, now, synced=disk is not None)
+        except (EngineError, OSError) as error:
             if disk is not None and is_damage(error):
-                await disk.name_damage(open_admin(location), wal_reader(location))
+                await disk.name_damage(open_admin(location), log_reader(location))
             raise translated(error) from error
         sizes, local = sizes_of(location.folder, location.files), location.folder is not None
-        tables = SlateTables(db, admin, sizes, local=local)
-        engine = cls(db, admin, epoch, disk, tables, table_check(location, admin))
+        tables = SlateTables(admin, sizes, local=local)
+        engine = cls(database, admin, epoch, disk, tables, table_check(location, admin))
         try:
             await engine._take_over()
         except BaseException:
@@ -141,8 +123,7 @@ class SlateEngine(SlateRows):
             await self._check_epoch()
             if self._disk is not None:
                 await self._disk.take_over(self._admin, self._epoch)
-            await _until_clock_accepted(self._read_any)
-        except (*slatedb_binding.FAILURES, OSError) as error:
+        except (EngineError, OSError) as error:
             raise translated(error) from error
 
     async def _check_epoch(self) -> None:
@@ -152,64 +133,30 @@ class SlateEngine(SlateRows):
         the number in storage may be that process's: both would believe that they have it, and would
         write chunk files of the same names.
         """
-        manifest = await slatedb_binding.read_manifest(self._admin)
-        if manifest.writer_epoch != self._epoch:
+        manifest = await self._admin.read_manifest()
+        if manifest is None or manifest.writer_epoch != self._epoch:
             raise WriterFencedError
 
-    async def _read_any(self) -> None:
-        with suppress(binding.Error.Data, binding.InternalError):  # damage: the clock is accepted
-            await self._reads.get(b"any key")
-
-    def prepare(self, ops: list[Op]) -> Batch:
+    def prepare(self, ops: list[Op]) -> WriteBatch:
         try:
-            return Batch(ops, size_of(ops), slatedb_binding.write_batch(ops))
-        except slatedb_binding.FAILURES as error:
+            return WriteBatch(ops, size_of(ops), prepare_rows(ops))
+        except EngineError as error:
             raise translated(error) from error
 
-    async def commit(self, batch: Batch) -> None:
+    async def commit(self, batch: WriteBatch) -> None:
         if not batch.ops:
             return  # SlateDB refuses an empty batch
+        self._committed = True
         try:
-            # The lock is first come, first served: rows enter SlateDB in the order of the calls.
-            async with self._order:
-                if self._incomplete:
-                    raise StorageError("an earlier commit failed: open the store again")
-                self._incomplete = True
-                written = await self._db.write(batch.native)
-                seqnum = written.seqnum()
-                self._incomplete = False
-                self._tables.committed(seqnum, batch.size)
-                self._committed = True
-            await self._db.flush_with_options(_WAL)
-            if self._db.status().durable_seq < seqnum:
-                await written.await_durable()
-            if self._disk is not None:
-                await self._disk.sync_wal()
-        except slatedb_binding.FAILURES as error:
-            raise translated(await self._cause(error)) from error
-        except OSError as error:
+            sequence = await self._database.commit(batch.native)
+        except EngineError as error:
             raise translated(error) from error
-
-    async def _cause(self, error: Any) -> Any:
-        """Storage's answer when a commit failed. SlateDB at first reports, once or several times, only
-        that its WAL failed, and gives the answer in a later call (upstream defect 3).
-        """
-        try:
-            async with asyncio.timeout(_CAUSE_TIMEOUT):
-                while not isinstance(error, binding.Error.Closed) and _NO_CAUSE in str(error):
-                    try:
-                        await self._db.flush_with_options(_WAL)
-                    except slatedb_binding.FAILURES as next_error:
-                        error = next_error
-                    await asyncio.sleep(_CAUSE_PAUSE)
-        except TimeoutError:
-            pass  # the first error is all that SlateDB gives
-        return error
+        self._tables.committed(sequence, batch.size)
 
     async def check(self) -> None:
         try:
-            manifest = await slatedb_binding.read_manifest(self._admin)
-        except slatedb_binding.FAILURES as error:
+            manifest = await self._admin.read_manifest()
+        except EngineError as error:
             raise translated(error) from error
         if manifest is None or manifest.writer_epoch != self._epoch:
             raise WriterFencedError
@@ -220,7 +167,7 @@ class SlateEngine(SlateRows):
     async def tables(self) -> Tables:
         try:
             return await self._tables.read()
-        except slatedb_binding.FAILURES as error:
+        except EngineError as error:
             raise translated(error) from error
 
     async def flush(self) -> None:
@@ -228,22 +175,16 @@ class SlateEngine(SlateRows):
 
         The collector keeps all tables that are newer than the newest young one: this moves that limit.
         """
+        self._committed = True
         try:
-            async with self._order:
-                await self._db.write(slatedb_binding.write_batch([(_NO_ROW, None)]))
-                self._committed = True
-            try:
-                await self._tables.flush()
-            finally:
-                if self._disk is not None:  # few log files may be without a sync: see local_disk.py
-                    await self._disk.sync_wal()
-        except (*slatedb_binding.FAILURES, OSError) as error:
+            await self._database.commit(prepare_rows([(_NO_ROW, None)]), tables=True)
+        except EngineError as error:
             raise translated(error) from error
 
     async def merge(self, runs: Sequence[int], *, young: bool) -> bool:
         try:
             return await self._tables.merge(runs, young=young, damaged=self.damaged_files)
-        except slatedb_binding.FAILURES as error:
+        except EngineError as error:
             raise translated(error) from error
 
     async def collect(self) -> DiskUse:
@@ -259,7 +200,7 @@ class SlateEngine(SlateRows):
                     self._committed = False
                     await self._collect()
                 return self._disk_use
-        except (*slatedb_binding.FAILURES, OSError) as error:
+        except (EngineError, OSError) as error:
             raise translated(error) from error
 
     async def _collect(self) -> None:
@@ -274,46 +215,44 @@ class SlateEngine(SlateRows):
         if self._closed:
             return
         self._closed = True
-        layer = binding.FlushType.MEM_TABLE if flush else None
         try:
-            await self._db.shutdown_with_options(binding.CloseOptions(flush_type=layer))
+            await self._database.close(flush=flush)
             if flush and self._disk is not None:
                 await self._disk.finish()
-        except slatedb_binding.FAILURES as error:
+        except EngineError as error:
             # A database that is already closed or fenced has nothing left to flush.
-            if not isinstance(error, binding.Error.Closed):
+            if code_of(error) not in ("closed", "fenced"):
                 raise translated(error) from error
         except OSError as error:
             raise translated(error) from error
 
 
-def table_check(location: Location, admin: Any, fixed: Any = None) -> TableCheck:
+def table_check(location: Location, admin: Admin, fixed: SlateManifest | None = None) -> TableCheck:
     """Checks the tables at `location`: those of the newest manifest, or of one that is `fixed`."""
     read = reader_of(location.folder, location.files)
 
-    async def manifest() -> Any:
-        return fixed or await slatedb_binding.read_manifest(admin)
+    async def manifest() -> SlateManifest | None:
+        return fixed or await admin.read_manifest()
 
     return TableCheck(manifest, read)
 
 
-def wal_reader(location: Location) -> Any:
-    """SlateDB's reader of log files."""
-    return binding.SlateDbWalReader.with_options(location.path, location.store, _READ_WAL)
+def log_reader(location: Location) -> WalReader:
+    return WalReader(location.store, location.path)
 
 
-def open_admin(location: Location) -> Any:
-    return binding.AdminBuilder(location.path, location.store).build()
+def open_admin(location: Location) -> Admin:
+    return Admin(location.store, location.path)
 
 
-async def _check_answers(admin: Any, location: Location) -> Any:
+async def _check_answers(admin: Admin, location: Location) -> SlateManifest | None:
     """The newest manifest, None if there is none; raises if storage does not answer.
 
     SlateDB itself would retry without end and without a message.
     """
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT):
-            return await slatedb_binding.read_manifest(admin)
+            return await admin.read_manifest()
     except TimeoutError:
         raise StorageError(
             f"storage at {location.url} did not answer as expected within {_ANSWER_TIMEOUT} s: check "
@@ -321,80 +260,69 @@ async def _check_answers(admin: Any, location: Location) -> Any:
         ) from None
 
 
-async def _build(location: Location, wal: Any, now: Callable[[], int]) -> tuple[Any, Any, int]:
+async def _build(
+    location: Location, now: Callable[[], int], *, synced: bool
+) -> tuple[SlateDatabase, Admin, int]:
     """Open the database, and an admin, with a clock that is not behind the newest write.
 
     The last value is the epoch that the database has if nobody else opened it meanwhile.
     """
-    builder = binding.DbBuilder(location.path, location.store)
-    builder.with_sst_block_size(binding.SstBlockSize.BLOCK64_KIB)
-    cache = binding.FoyerCacheOptions(max_capacity=_CACHE_BYTES, shards=4)
-    builder.with_db_cache(binding.DbCache.new_foyer_cache(cache), 0)
-    admin = open_admin(location)
-    manifest = await _check_answers(admin, location)
-    settings = _settings(local=location.folder is not None)
-    _set_young_tables(settings, 0 if manifest is None else len(manifest.l0))
-    builder.with_settings(settings)
-    seen = await newest_time(manifest, admin, wal) if manifest is not None else 0
-    clock = await SlateClock.for_time(max(now(), seen), location.url)
-    admin = clock.start(lambda: open_admin(location))
+    manifest = await _check_answers(open_admin(location), location)
+    young, seen = 0, 0
+    if manifest is not None:
+        young = len(manifest.young)
+        seen = await newest_time(manifest, open_admin(location), log_reader(location))
+    clock = await clock_from(max(now(), seen), location.url)
+    storage = location.storage(synced=synced)
+    settings = _settings(local=location.folder is not None, young=young)
+    database = await SlateDatabase.open(storage, location.path, settings, clock, _CACHE_BYTES)
     epoch = 1 if manifest is None else manifest.writer_epoch + 1
-    return await clock.open(builder.build), admin, epoch
+    return database, Admin(storage, location.path, clock), epoch
 
 
-async def _until_clock_accepted(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat `call` until SlateDB accepts its clock (upstream defect 2).
-
-    While another process is still writing, opening the database and the first read after it found the
-    clock up to 57 ms behind the newest write.
-    """
-    end = time.monotonic() + _CLOCK_TIMEOUT
-    while True:
-        try:
-            return await call()
-        except binding.Error.Invalid as error:
-            if _CLOCK_BEHIND not in str(error) or time.monotonic() > end:
-                raise
-            await asyncio.sleep(_CLOCK_PAUSE)
-
-
-def _set_young_tables(settings: Any, present: int) -> None:
-    """Make writers wait for merges at some number of young tables.
+def _young_tables_max(present: int) -> int:
+    """The number of young tables at which writers wait for merges.
 
     A damaged one is never merged (upstream defect 21). If they are many already, allow more: otherwise
     writers would wait without end.
     """
-    most = max(_YOUNG_TABLES, 2 * present)
-    settings.set("l0_max_ssts", str(most))
-    settings.set("l0_max_ssts_per_key", str(most))
+    return max(_YOUNG_TABLES, 2 * present)
 
 
-def _settings(*, local: bool) -> Any:
-    settings = binding.Settings.default()
-    # Off: `SlateTables.collect` calls the collector when files can be deleted, on local disk after a
-    # restore point.
-    settings.set("garbage_collector_options", "null")
-    # No timer: each commit flushes, so an ack waits for one write and not for a tick.
-    settings.set("flush_interval", "null")
-    settings.set("object_store_max_retries", str(_RETRIES))
-    settings.set("l0_sst_size_bytes", str(_TABLE_BYTES))
-    settings.set("max_unflushed_bytes", str(_UNFLUSHED_BYTES))
+def _settings(*, local: bool, young: int) -> dict[str, Any]:
+    """SlateDB's settings that are not its own, for a database with so many young tables."""
     # A writer at full speed waits while young tables are too many: check for work often.
-    for name in ("poll_interval", "worker.compactions_poll_interval", "commit_compacted_interval"):
-        settings.set(f"compactor_options.{name}", f'"{_POLL_LOCAL if local else _POLL_REMOTE}"')
-    # One for young tables, for which writers may have to wait, and one for merges on request.
-    settings.set("compactor_options.max_concurrent_compactions", "2")
-    settings.set("compactor_options.worker.max_concurrent_compactions", "2")
-    settings.set("compactor_options.checkpoint_lifetime", f'"{REPLACED_SECONDS}s"')
-    # SlateDB itself must never find two runs similar enough to merge.
-    scheduler = {
-        "min_compaction_sources": str(_MANY_YOUNG_TABLES),
-        "max_compaction_sources": str(_MERGED_YOUNG_TABLES),
-        "include_size_threshold": "0",
+    poll = _POLL_LOCAL if local else _POLL_REMOTE
+    return {
+        # Off: `SlateTables.collect` calls the collector when files can be deleted, on local disk after
+        # a restore point.
+        "garbage_collector_options": None,
+        # No timer: each commit flushes, so an ack waits for one write and not for a tick.
+        "flush_interval": None,
+        "object_store_max_retries": _RETRIES,
+        "l0_sst_size_bytes": _TABLE_BYTES,
+        "max_unflushed_bytes": _UNFLUSHED_BYTES,
+        "l0_max_ssts": _young_tables_max(young),
+        "l0_max_ssts_per_key": _young_tables_max(young),
+        "compactor_options": {
+            "poll_interval": poll,
+            "commit_compacted_interval": poll,
+            # One for young tables, for which writers may have to wait, and one for merges on request.
+            "max_concurrent_compactions": 2,
+            "checkpoint_lifetime": f"{REPLACED_SECONDS}s",
+            # SlateDB itself must never find two runs similar enough to merge.
+            "scheduler_options": {
+                "min_compaction_sources": str(_MANY_YOUNG_TABLES),
+                "max_compaction_sources": str(_MERGED_YOUNG_TABLES),
+                "include_size_threshold": "0",
+            },
+            "worker": {
+                "compactions_poll_interval": poll,
+                "max_concurrent_compactions": 2,
+                "max_subcompactions": 1,
+                # Each fetch is a thread on local disk: dozens would keep commits from the processors.
+                "max_fetch_tasks": 1,
+                "max_sst_size": _COMPACTED_BYTES,
+            },
+        },
     }
-    settings.set("compactor_options.scheduler_options", json.dumps(scheduler))
-    settings.set("compactor_options.worker.max_subcompactions", "1")
-    # Each fetch is a thread on local disk: dozens of them would keep commits from the processors.
-    settings.set("compactor_options.worker.max_fetch_tasks", "1")
-    settings.set("compactor_options.worker.max_sst_size", str(_COMPACTED_BYTES))
-    return settings

@@ -20,11 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
-
 from streamfold.blob import BlobStore
-from streamfold.store.engine.engine import DiskUse, Run, Tables
-from streamfold.store.engine.slatedb_binding import read_manifest
+from streamfold.errors import StorageError
+from streamfold.store.engine.engine import DiskUse, TableRun, Tables
+from streamfold.store.engine.native import Admin, Compaction, SlateManifest, TableView
 
 #: Seconds for which the tables that a merge has replaced can be read.
 REPLACED_SECONDS: Final = 5
@@ -38,22 +37,19 @@ _MANIFEST_MIN_AGE_MS, _LOCAL_MANIFEST_MIN_AGE_MS = 60_000, 600_000
 _MERGE_CHECK_INTERVAL = 0.25
 #: Bytes of commits that are recorded as one.
 _PENDING_STEP = 64 << 10
-_MEMTABLE = binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
-_ENDED = (binding.CompactionStatus.COMPLETED, binding.CompactionStatus.FAILED)
 
 
 class SlateTables:
     """The tables of one open database; `sizes` returns the bytes of its files by name."""
 
-    def __init__(self, db: Any, admin: Any, sizes: Callable[[], Any], *, local: bool) -> None:
-        self._db = db
+    def __init__(self, admin: Admin, sizes: Callable[[], Any], *, local: bool) -> None:
         self._local = local
         self._admin = admin
         self._sizes = sizes
         #: Sequence numbers and bytes of commits that may not be in a table yet.
         self._pending: deque[list[int]] = deque()
         self._written = 0
-        self._manifest: Any = None
+        self._manifest: SlateManifest | None = None
 
     def committed(self, seqnum: int, size: int) -> None:
         """Record a commit of `size` bytes whose last row has this sequence number."""
@@ -67,61 +63,54 @@ class SlateTables:
     async def read(self) -> Tables:
         return self._tables(await self._newest_manifest())
 
-    async def _newest_manifest(self) -> Any:
+    async def _newest_manifest(self) -> SlateManifest:
         """The newest manifest read so far: of two concurrent reads, the later may get the older one."""
-        manifest = await read_manifest(self._admin)
+        manifest = await self._admin.read_manifest()
+        if manifest is None:
+            raise StorageError("storage has lost the manifests of an open store")
         if self._manifest is None or manifest.id > self._manifest.id:
             self._manifest = manifest
         return self._manifest
 
-    def _tables(self, manifest: Any) -> Tables:
-        while self._pending and self._pending[0][0] <= manifest.last_l0_seq:
+    def _tables(self, manifest: SlateManifest) -> Tables:
+        while self._pending and self._pending[0][0] <= manifest.last_table_seq:
             self._pending.popleft()
         return Tables(
-            tuple(view.estimated_size_bytes for view in manifest.l0),
-            tuple(Run(run.id, run.estimated_size_bytes) for run in manifest.compacted),
+            tuple(view.size for view in manifest.young),
+            tuple(TableRun(run.id, run.size) for run in manifest.runs),
             sum(size for _, size in self._pending),
             self._written,
         )
 
-    async def flush(self) -> None:
-        """Write what is in memory as a young table."""
-        await self._db.flush_with_options(_MEMTABLE)
-
     async def merge(self, runs: Sequence[int], *, young: bool, damaged: Sequence[str] = ()) -> bool:
         """Merge runs, and all young tables with `young`; not `damaged` ones, which would never end."""
         manifest = await self._newest_manifest()
-        present = [run.id for run in manifest.compacted]
-        views = list(manifest.l0) if young else []
-        views += [view for run in manifest.compacted if run.id in runs for view in run.sst_views]
+        present = [run.id for run in manifest.runs]
+        views = list(manifest.young) if young else []
+        views += [view for run in manifest.runs if run.id in runs for view in run.views]
         if any(file.endswith(tuple(_files_of(views))) for file in damaged if views):
             return False
-        sources = [binding.SourceId.SST_VIEW(view.id) for view in manifest.l0] if young else []
-        sources += [binding.SourceId.SORTED_RUN(run) for run in present if run in runs]
-        if not sources or not set(runs) <= set(present):
+        views_merged = [view.id for view in manifest.young] if young else []
+        runs_merged = [run for run in present if run in runs]
+        if not (views_merged or runs_merged) or not set(runs) <= set(present):
             return False
         if young and runs and present[0] not in runs:
             return False  # SlateDB has just made a run of young tables, which belongs between these
         destination = min(runs) if runs else max(present, default=-1) + 1
-        spec = binding.CompactionSpec.TIERED(b"", sources, destination)
-        try:
-            merge = await self._admin.submit_compaction(spec)
-        except binding.Error.Invalid:
-            # The clock of this handle may be a millisecond behind the database's.
+        submitted = await self._admin.submit_compaction(views_merged, runs_merged, destination)
+        merge: Compaction | None = submitted
+        while merge is not None and not merge.ended:
             await asyncio.sleep(_MERGE_CHECK_INTERVAL)
-            merge = await self._admin.submit_compaction(spec)
-        while merge is not None and merge.status not in _ENDED:
-            await asyncio.sleep(_MERGE_CHECK_INTERVAL)
-            merge = await self._admin.read_compaction(merge.id, None)
+            merge = await self._admin.read_compaction(submitted.id)
         if merge is not None:
-            return bool(merge.status is binding.CompactionStatus.COMPLETED)
+            return merge.completed
         # It ended, and others after it, and SlateDB keeps no result (upstream defect 6): a merge
         # replaces its sources.
-        return not _files_of(views) & table_files(await self._newest_manifest())
+        return not _files_of(views) & (await self._newest_manifest()).files
 
     async def collect(self, *, log: bool) -> None:
         """Delete files that are not needed any more; with `log`, also WAL files."""
-        await self._admin.run_gc_once(_garbage(log=log, local=self._local))
+        await self._admin.collect(_garbage(log=log, local=self._local))
 
     async def disk_use(self) -> DiskUse:
         sizes = await self._sizes()
@@ -129,45 +118,34 @@ class SlateTables:
         if sizes is None:
             return DiskUse(self._tables(manifest).total, 0)
         total, tables = sizes
-        needed = table_files(manifest)
+        needed = manifest.files
         return DiskUse(total, sum(size for name, size in tables.items() if name not in needed))
 
 
-def table_files(manifest: Any) -> set[str]:
-    """The names of the files of all tables that a manifest names."""
-    return _files_of(table_views(manifest))
+def _files_of(views: Iterable[TableView]) -> set[str]:
+    return {view.file for view in views}
 
 
-def table_views(manifest: Any) -> list[Any]:
-    """The tables that a manifest names."""
-    return [*manifest.l0, *(view for run in manifest.compacted for view in run.sst_views)]
+def _garbage(*, log: bool, local: bool) -> dict[str, Any]:
+    """The collector's options. Those that are missing are off.
 
-
-def _files_of(views: Iterable[Any]) -> set[str]:
-    return {f"{view.sst.id.value}.sst" for view in views}
-
-
-def _garbage(*, log: bool, local: bool) -> Any:
+    The marks of new writers in the log are kept: without them, a writer that was replaced long ago
+    could consider itself the only one.
+    """
     manifest_age = _LOCAL_MANIFEST_MIN_AGE_MS if local else _MANIFEST_MIN_AGE_MS
 
-    def older_than(age_ms: int) -> Any:
-        return binding.GarbageCollectorDirectoryOptions(
-            interval_ms=None, min_age_ms=age_ms, dry_run=False
-        )
+    def older_than(age_ms: int) -> dict[str, Any]:
+        return {"interval": None, "min_age": f"{age_ms}ms"}
 
-    return binding.GarbageCollectorOptions(
-        manifest_options=older_than(manifest_age),
-        compacted_options=older_than(_MIN_AGE_MS),
-        compactions_options=older_than(manifest_age),
-        wal_options=older_than(_MIN_AGE_MS) if log else None,
-        # Keep the marks of new writers: without them, a writer that was replaced long ago could
-        # consider itself the only one.
-        wal_fence_options=None,
-        detach_options=None,
+    return {
+        "manifest_options": older_than(manifest_age),
+        "compacted_options": older_than(_MIN_AGE_MS),
+        "compactions_options": older_than(manifest_age),
+        "wal_options": older_than(_MIN_AGE_MS) if log else None,
         # SlateDB records how far it has deleted manifests by replacing a file, which it cannot do on
         # local disk: from the second time on it would delete none.
-        disable_boundary_files=local,
-    )
+        "boundary_files_enabled": not local,
+    }
 
 
 def sizes_of(folder: Path | None, files: BlobStore | None) -> Callable[[], Any]:

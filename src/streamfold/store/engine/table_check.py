@@ -20,14 +20,14 @@ import struct
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from zlib import crc32
 
 from streamfold.blob import BlobStore
 from streamfold.errors import BlobNotFoundError
 from streamfold.store.engine.engine import KeySpan
 from streamfold.store.engine.location import DATABASE
-from streamfold.store.engine.slatedb_tables import table_views
+from streamfold.store.engine.native import SlateManifest, TableView
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +61,16 @@ class TableDamage:
 class TableCheck:
     """Checks tables of one database; `manifest` reads the newest manifest."""
 
-    def __init__(self, manifest: Callable[[], Awaitable[Any]], read: ReadFile | None) -> None:
+    def __init__(
+        self, manifest: Callable[[], Awaitable[SlateManifest | None]], read: ReadFile | None
+    ) -> None:
         self._manifest = manifest
         self._read = read
         self._checking = asyncio.Lock()
         self._tables: dict[str, TableDamage] = {}
 
     @property
-    def known(self) -> Collection[TableDamage]:
+    def damaged(self) -> Collection[TableDamage]:
         """The damage that was found; a file that is restored counts as damaged until a restart."""
         return self._tables.values()
 
@@ -85,7 +87,7 @@ class TableCheck:
             if named:
                 names = [named[1]]
             else:
-                names = [name for name in views if _whole(views[name].sst.info).overlaps(span)]
+                names = [name for name in views if _whole(views[name]).overlaps(span)]
             tables = [
                 await self._check(name, views[name], named=bool(named))
                 for name in names
@@ -93,27 +95,30 @@ class TableCheck:
             ]
         return [table for table in tables if table is not None]
 
-    async def filter_damaged(self, name: str, info: Any) -> bool:
+    async def filter_damaged(self, view: TableView) -> bool:
         """Whether the filter of a table cannot be read: scans do without it."""
-        if not info.filter_len:
+        if not view.filter_length:
             return False
         try:
-            _checked(await self._bytes(f"compacted/{name}", info.filter_offset, info.filter_len))
+            _checked(
+                await self._bytes(f"compacted/{view.file}", view.filter_offset, view.filter_length)
+            )
         except _UnreadableError:
             return True
         return False
 
-    async def _views(self) -> dict[str, Any]:
+    async def _views(self) -> dict[str, TableView]:
         """The tables of the newest manifest, by file name."""
-        return {f"{view.sst.id.value}.sst": view for view in table_views(await self._manifest())}
+        manifest = await self._manifest()
+        return {} if manifest is None else {view.file: view for view in manifest.views}
 
-    async def _check(self, name: str, view: Any, *, named: bool) -> TableDamage | None:
+    async def _check(self, name: str, view: TableView, *, named: bool) -> TableDamage | None:
         """The damage of a table; None if it is whole or was replaced meanwhile.
 
         An error that names a table without a damaged block is due to its filter.
         """
         if name not in self._tables:
-            spans = await self._damaged_spans(f"compacted/{name}", view.sst.info)
+            spans = await self._damaged_spans(f"compacted/{name}", view)
             if spans:
                 if name not in await self._views():
                     return None
@@ -130,15 +135,15 @@ class TableCheck:
             )
         return self._tables[name]
 
-    async def _damaged_spans(self, file: str, info: Any) -> list[KeySpan]:
-        whole = _whole(info)
+    async def _damaged_spans(self, file: str, view: TableView) -> list[KeySpan]:
+        whole = _whole(view)
         try:
-            index = _checked(await self._bytes(file, info.index_offset, info.index_len))
+            index = _checked(await self._bytes(file, view.index_offset, view.index_length))
             blocks = _blocks(index)
         except _UnreadableError:
             return [whole]
         ends = [offset for offset, _ in blocks[1:]]
-        ends.append(info.filter_offset if info.filter_len else info.index_offset)
+        ends.append(view.filter_offset if view.filter_length else view.index_offset)
         extents = [(offset, end - offset) for (offset, _), end in zip(blocks, ends, strict=True)]
         damaged: list[KeySpan] = []
         for group in _groups(extents):
@@ -202,9 +207,9 @@ def reader_of(folder: Path | None, files: BlobStore | None) -> ReadFile | None:
     return None if files is None else files.get_range
 
 
-def _whole(info: Any) -> KeySpan:
+def _whole(view: TableView) -> KeySpan:
     """The keys of a table."""
-    return KeySpan(info.first_entry or b"", (info.last_entry or b"\xff") + b"\x00")
+    return KeySpan(view.first_key or b"", (view.last_key or b"\xff") + b"\x00")
 
 
 def _span(whole: KeySpan, blocks: Sequence[tuple[int, bytes]], number: int) -> KeySpan:

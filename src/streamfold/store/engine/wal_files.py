@@ -13,12 +13,61 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+import msgspec
 
+from streamfold.errors import DataCorruptError
 from streamfold.store.engine.engine import Op
-from streamfold.store.engine.restore_point import RestorePoint
+from streamfold.store.engine.native import EngineError, WalReader, code_of, message_of
+from streamfold.undecodable import UNDECODABLE
+
+MARKER: Final = "restore-point"
+#: Log files that the first builds, which noted no number, may have written without a sync: two of
+#: commits, and some that the reclaimer wrote one after the other.
+_UNNOTED_IN_FLIGHT: Final = 8
+
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RestorePoint(msgspec.Struct, frozen=True):
+    """A manifest that is on the device with its tables and all log files up to `wal`."""
+
+    #: The boot of the machine in which this was noted; None where the system has no id for it.
+    boot: str | None
+    #: The number of the manifest; 0 in a new database.
+    manifest: _Number
+    #: The last log file that is known to be synced.
+    wal: _Number
+    #: The opening that noted this; None if an earlier build did.
+    epoch: _Number | None = None
+    #: Empty log files up to `wal`: each writer that opens the database leaves one. None if an earlier
+    #: build noted this.
+    marks: tuple[_Number, ...] | None = None
+    #: Log files that may have been written before the first of them was synced: 0 since each is synced
+    #: before it gets its name.
+    in_flight: _Number = _UNNOTED_IN_FLIGHT
+
+    def is_mark(self, number: int) -> bool:
+        """Whether log file `number` was empty when it was synced, as far as is known."""
+        return number <= self.wal if self.marks is None else number in self.marks
+
+
+def read_restore_point(folder: Path) -> RestorePoint | None:
+    """The restore point of the database in `folder`; None if it has none."""
+    marker = folder / MARKER
+    try:
+        content = marker.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=RestorePoint)
+    except UNDECODABLE as error:
+        raise DataCorruptError(
+            f"{marker} is damaged ({error}): restore the folder from a backup; only if the machine "
+            "has not gone down since the store was last in use, delete this file and start again"
+        ) from error
+
 
 #: Folder for log files that are not replayed.
 _SET_ASIDE = "set-aside"
@@ -64,7 +113,7 @@ class WalFiles:
         return sizes
 
     async def first_damage(
-        self, reader: Any, point: RestorePoint, after: int, openings: float, *, read: bool
+        self, reader: WalReader, point: RestorePoint, after: int, openings: float, *, read: bool
     ) -> LogDamage | None:
         """The first damaged file after that number; `reader` is SlateDB's, used only to `read` files.
 
@@ -79,13 +128,13 @@ class WalFiles:
         fault = await first_unreadable(reader, after + 1, end)
         return LogDamage(*fault, last) if fault else damage
 
-    async def read_rows(self, reader: Any, number: int) -> list[Op] | None:
+    async def read_rows(self, reader: WalReader, number: int) -> list[Op] | None:
         """The rows of a file; None if it cannot be read."""
         if not self.file(number).exists() or not self.file(number).stat().st_size:
             return None
         try:
-            rows = (await (await reader.iterator(number)).next()).rows
-        except (binding.Error.Data, binding.Error.Internal, binding.InternalError) as error:
+            rows = await reader.rows(number)
+        except EngineError as error:
             if not is_damage(error):
                 raise
             return None
@@ -131,27 +180,25 @@ def _unwritten(
     return None
 
 
-async def first_unreadable(reader: Any, first: int, last: int) -> tuple[int, str] | None:
+async def first_unreadable(reader: WalReader, first: int, last: int) -> tuple[int, str] | None:
     """The first of these log files that SlateDB's `reader` cannot read, and why."""
-    files: Any = await reader.iterator(first) if first <= last else None
     for number in range(first, last + 1):
         try:
-            await files.next()
-        except (binding.Error.Data, binding.Error.Internal, binding.InternalError) as error:
+            await reader.check(number)
+        except EngineError as error:
             if not is_damage(error):
                 raise
-            return number, f"cannot be read ({getattr(error, 'message', error)})"
+            return number, f"cannot be read ({message_of(error)})"
     return None
 
 
-def is_damage(error: Any) -> bool:
+def is_damage(error: BaseException) -> bool:
     """Whether a file could not be read because of its content, and not because of the device.
 
     Where the last bytes of a file that is cut short are no offset in it, SlateDB's reader panics
     (upstream defect 19).
     """
-    panic = isinstance(error, binding.InternalError) or _PANIC in str(error)
-    return panic or isinstance(error, binding.Error.Data)
+    return code_of(error) in ("data", "panic") or _PANIC in message_of(error)
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -13,6 +13,10 @@ it, and claims decide:
 
 On local disk the lock file is the claim (`process_locks.py`), on object storage an object beside
 SlateDB's. A store in memory has one process.
+
+Servers on object storage also have a lease (`streamfold.cluster`). Between two such processes the lease
+decides, whatever the claim says: a process that was suspended after it got the lease may claim the
+store when another one has the lease, and must not stop that one.
 """
 
 from __future__ import annotations
@@ -32,6 +36,16 @@ from streamfold.errors import (
 from streamfold.store.engine.location import Location
 
 _CLAIM = "writer.claim"
+#: How the claims of processes with leases begin.
+_LEASED = b"leased "
+
+
+class WriterLease(Protocol):
+    """The lease of a server, as far as a store needs it."""
+
+    async def confirm(self) -> None:
+        """Raise WriterFencedError if storage says that another server has the lease."""
+        ...
 
 
 class WriterClaim(Protocol):
@@ -68,17 +82,24 @@ class BucketClaim:
 
     decides = True
 
-    def __init__(self, location: Location, files: BlobStore) -> None:
-        self._location, self._files = location, files
+    def __init__(
+        self, location: Location, files: BlobStore, lease: WriterLease | None = None
+    ) -> None:
+        self._location, self._files, self._lease = location, files, lease
         who = f"process {os.getpid()} on {socket.gethostname()}"
-        self._content = f"{secrets.token_hex(16)} {who}".encode()
+        prefix = b"" if lease is None else _LEASED
+        self._content = prefix + f"{secrets.token_hex(16)} {who}".encode()
 
     async def take(self) -> None:
         # First of all: no object may appear in a place that belongs to another program.
         await self._location.check_access()
+        if self._lease is not None:
+            await self._lease.confirm()
         await self._location.reach(lambda: self._files.put(_CLAIM, self._content))
 
     async def check(self) -> None:
+        if self._lease is not None:
+            await self._lease.confirm()
         try:
             content = await self._files.get(_CLAIM)
         except BlobNotFoundError:
@@ -87,5 +108,6 @@ class BucketClaim:
             raise StorageError(
                 f"cannot read whose store {self._location.url} is: {error}"
             ) from error
-        if content != self._content:
+        decided = self._lease is not None and content.startswith(_LEASED)
+        if content != self._content and not decided:
             raise WriterFencedError

@@ -8,8 +8,7 @@ from typing import TypeAlias
 from streamfold.errors import FormatUnsupportedError
 from streamfold.store import keys
 from streamfold.store.engine.engine import TableDamagedError
-from streamfold.store.inspection.report import CheckReport, Severity
-from streamfold.store.inspection.row_scan import RowScan
+from streamfold.store.inspection.report import CheckReport, RowScan, Severity
 from streamfold.store.inspection.stream_index import StreamIndex
 from streamfold.store.rows import (
     BasinRow,
@@ -188,8 +187,8 @@ class CatalogCheck:
 
     async def _read_held(self) -> None:
         async for key, value in self._rows(0x08, "bytes held"):
-            facts = self._streams.facts(keys.held_stream_id(key))
-            facts.held = self._scan.decode(value, HeldRow, f"the bytes held by {facts.label}")
+            facts = self._streams.facts(keys.stream_bytes_id(key))
+            facts.bytes_row = self._scan.decode(value, HeldRow, f"the bytes held by {facts.label}")
 
     async def _read_forks(self) -> None:
         async for key, value in self._rows(0x0B, "forks"):

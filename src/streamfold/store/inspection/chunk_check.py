@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from streamfold.blob import BlobStore
 from streamfold.errors import BlobNotFoundError, DataCorruptError, StorageError
@@ -10,8 +11,7 @@ from streamfold.records.payload import measure
 from streamfold.store import keys
 from streamfold.store.engine.engine import KeySpan, Row
 from streamfold.store.engine.location import CHUNKS
-from streamfold.store.inspection.report import CheckReport
-from streamfold.store.inspection.row_scan import RowScan
+from streamfold.store.inspection.report import CheckReport, RowScan
 from streamfold.store.inspection.stream_index import StreamFacts, StreamIndex, describe
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import FileName, payloads_of
@@ -102,7 +102,7 @@ class ChunkCheck:
             self._earlier(facts, chunk.first_seq_num, chunk.first_timestamp)
         facts.end = max(facts.end, chunk.last_seq_num + 1)
         facts.last_timestamp = chunk.last_timestamp
-        if facts.held is not None and chunk.last_seq_num < facts.held.counted_to:
+        if facts.bytes_row is not None and chunk.last_seq_num < facts.bytes_row.counted_to:
             facts.metered += chunk.metered
         self._report.counts.records += chunk.records
 
@@ -194,12 +194,12 @@ def _fault_of(chunk: Chunk) -> str | None:
             f"a chunk begins with seq_num {index.first_seq_num}, but its header says "
             f"{chunk.first_seq_num}"
         )
-    metered = int(index.metered[-1])
+    metered = index.metered[-1]
     if metered != chunk.metered:
         return f"a chunk has {metered} metered bytes, but its header says {chunk.metered}"
     stamps = index.timestamps
-    if (stamps[1:] < stamps[:-1]).any():
+    if any(after < before for before, after in pairwise(stamps)):
         return "timestamps decrease within a chunk"
-    if (int(stamps[0]), int(stamps[-1])) != (chunk.first_timestamp, chunk.last_timestamp):
+    if (stamps[0], stamps[-1]) != (chunk.first_timestamp, chunk.last_timestamp):
         return "a chunk has other timestamps than its header says"
     return None

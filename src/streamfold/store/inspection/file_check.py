@@ -7,20 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
-
 from streamfold.blob import BlobMeta, BlobStore
 from streamfold.errors import BlobNotFoundError, DataCorruptError, StorageError
 from streamfold.store import keys
 from streamfold.store.backup.store_files import LOG, LogFiles, StoreFiles
 from streamfold.store.engine.location import CHUNKS, DATABASE, SNAPSHOTS, Location
-from streamfold.store.engine.restore_point import MARKER, RestorePoint, read_restore_point
-from streamfold.store.engine.slatedb import open_admin, table_check, wal_reader
-from streamfold.store.engine.slatedb_binding import read_manifest
-from streamfold.store.engine.slatedb_tables import table_files, table_views
-from streamfold.store.engine.wal_files import WalFiles, first_unreadable, is_damage
-from streamfold.store.inspection.report import CheckFinding, CheckReport, Severity
-from streamfold.store.inspection.row_scan import RowScan
+from streamfold.store.engine.native import EngineError, SlateManifest, message_of
+from streamfold.store.engine.slatedb import log_reader, open_admin, table_check
+from streamfold.store.engine.wal_files import (
+    MARKER,
+    RestorePoint,
+    WalFiles,
+    first_unreadable,
+    is_damage,
+    read_restore_point,
+)
+from streamfold.store.inspection.report import CheckFinding, CheckReport, RowScan, Severity
 from streamfold.store.inspection.stream_index import StreamIndex, describe
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import FileName
@@ -58,21 +60,21 @@ class DatabaseCheck:
     def _find(self, code: str, message: str, file: str, **more: Any) -> None:
         self._report.add(CheckFinding(code=code, message=message, file=file, **more))
 
-    async def check_tables(self, manifest: Any) -> None:
+    async def check_tables(self, manifest: SlateManifest) -> None:
         """Check that every table exists, and the parts of it that a scan does not read."""
         sizes = {
             meta.key.rpartition("/")[2]: meta.size
             async for meta in self._files.database.list("compacted/")
         }
         check = table_check(self._location, open_admin(self._location), manifest)
-        for view in table_views(manifest):
-            name = f"{view.sst.id.value}.sst"
+        for view in manifest.views:
+            name = view.file
             self._report.counts.tables += 1
             self._report.counts.table_bytes += sizes.get(name, 0)
             file = f"{DATABASE}/compacted/{name}"
             if name not in sizes:
                 self._find("table_missing", f"the table {file!r} is missing: put it back", file)
-            elif await check.filter_damaged(name, view.sst.info):
+            elif await check.filter_damaged(view):
                 message = f"the filter in {file!r} is damaged: reads are slower"
                 self._find("filter_damaged", message, file)
 
@@ -96,18 +98,21 @@ class DatabaseCheck:
     async def _fault_of(self, folder: Path, point: RestorePoint) -> str | None:
         """What a start from the restore point would miss; None if it has everything."""
         try:
-            manifest = await read_manifest(open_admin(self._location), point.manifest)
-        except (binding.Error.Data, binding.Error.Internal) as error:
-            return f"manifest {point.manifest} cannot be read ({error})"
+            manifest = await open_admin(self._location).read_manifest(point.manifest)
+        except EngineError as error:
+            if not is_damage(error):
+                raise
+            return f"manifest {point.manifest} cannot be read ({message_of(error)})"
         if manifest is None:
             return f"manifest {point.manifest} is missing"
-        names = sorted(table_files(manifest))
-        absent = [name for name in names if not (folder / "compacted" / name).exists()]
+        absent = [
+            name for name in sorted(manifest.files) if not (folder / "compacted" / name).exists()
+        ]
         return f"the table {absent[0]!r} is missing" if absent else None
 
-    async def check_log(self, manifest: Any) -> bool:
+    async def check_log(self, manifest: SlateManifest) -> bool:
         """Read every log file after `manifest`; False if one is damaged."""
-        after = int(manifest.replay_after_wal_id)
+        after = manifest.replay_after
         log = await self._files.log_files(after)
         self._report.counts.log_files = len(log.files)
         damage = await self._first_damage(after, log)
@@ -125,7 +130,7 @@ class DatabaseCheck:
 
     async def _first_damage(self, after: int, log: LogFiles) -> tuple[int, str, int] | None:
         """Number and fault of the first damaged log file, and the number of the last file."""
-        reader = wal_reader(self._location)
+        reader = log_reader(self._location)
         folder = self._location.folder
         point = read_restore_point(folder) if folder is not None else None
         if folder is not None and point is not None:
@@ -142,17 +147,17 @@ class DatabaseCheck:
 
     async def _name_lost(self, first: int, last: int, file: str) -> None:
         """Name the records of these log files, as far as the files can be read."""
-        reader = wal_reader(self._location)
+        reader = log_reader(self._location)
         spans: dict[int, range] = {}
         written = {
             _number(meta) async for meta in self._files.database.list(f"{LOG}/") if meta.size
         }
         for number in range(first, last + 1):
             if number not in written:
-                continue  # SlateDB would wait for a file that is missing
+                continue
             try:
-                rows = (await (await reader.iterator(number)).next()).rows
-            except (binding.Error.Data, binding.Error.Internal) as error:
+                rows = await reader.rows(number)
+            except EngineError as error:
                 if not is_damage(error):
                     raise
                 continue

@@ -15,19 +15,15 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
-
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
+from typing import Final
 
 from streamfold.errors import NotFoundError, StorageError
-from streamfold.records import warm_up
 from streamfold.store.backup.store_files import StoreFiles, check_is_store, store_url
 from streamfold.store.engine.freeze import Freeze, freeze
 from streamfold.store.engine.location import Location, open_location
+from streamfold.store.engine.native import Admin, EngineError
 from streamfold.store.engine.slatedb import open_admin
-from streamfold.store.engine.slatedb_binding import read_manifest
 from streamfold.store.engine.slatedb_rows import translated
-from streamfold.store.engine.slatedb_tables import table_files
 from streamfold.store.inspection.catalog_check import CatalogCheck, DocumentCheck
 from streamfold.store.inspection.chunk_check import ChunkCheck
 from streamfold.store.inspection.file_check import (
@@ -36,16 +32,13 @@ from streamfold.store.inspection.file_check import (
     SnapshotCheck,
     UnnamedFiles,
 )
-from streamfold.store.inspection.report import CheckReport
-from streamfold.store.inspection.row_scan import RowScan
+from streamfold.store.inspection.report import CheckReport, RowScan
 from streamfold.store.inspection.stream_check import StreamCheck
 from streamfold.store.inspection.stream_index import StreamIndex
 from streamfold.store.read_only import ReaderEngine
 
 #: Attempts to open a reader that has the tables of a freeze.
 _ATTEMPTS: Final = 10
-#: Bytes of tables and files from which compiled code checks records: it takes a second to load.
-_COMPILED_FROM: Final = 64 << 20
 
 
 class _TablesChangedError(StorageError):
@@ -80,7 +73,7 @@ async def inspect_store(
                     raise
         report.seconds = round(time.monotonic() - began, 3)
         return report
-    except binding.Error as error:
+    except EngineError as error:
         raise translated(error) from error
     finally:
         await asyncio.to_thread(location.close)
@@ -110,29 +103,29 @@ class _Inspection:
 
     async def run(self) -> CheckReport:
         admin = open_admin(self._location)
-        if await read_manifest(admin) is None:
+        if await admin.read_manifest() is None:
             raise NotFoundError(f"there is no store at {self._report.store}: check the location")
-        async with freeze(admin) as held:
+        async with freeze(admin) as frozen:
             files = await asyncio.to_thread(StoreFiles, self._location)
             streams = StreamIndex(self._report)
             database = DatabaseCheck(self._location, files, self._report)
-            await database.check_tables(held.manifest)
+            await database.check_tables(frozen.manifest)
             await database.check_restore_point()
-            replayed = await database.check_log(held.manifest)
-            engine = await self._open(admin, held, replay_log=replayed)
+            replayed = await database.check_log(frozen.manifest)
+            engine = await self._open(admin, frozen, replay_log=replayed)
             try:
                 await self._check_rows(engine, streams, database)
             finally:
                 await engine.close()
-            held.check()
+            frozen.check()
         return self._report
 
-    async def _open(self, admin: Any, held: Freeze, *, replay_log: bool) -> ReaderEngine:
+    async def _open(self, admin: Admin, frozen: Freeze, *, replay_log: bool) -> ReaderEngine:
         engine = await ReaderEngine.open_reader(
-            self._location, fixed=held.manifest, replay_log=replay_log
+            self._location, fixed=frozen.manifest, replay_log=replay_log
         )
-        newest = await read_manifest(admin)
-        if table_files(newest) != table_files(held.manifest):
+        newest = await admin.read_manifest()
+        if newest is None or newest.files != frozen.manifest.files:
             await engine.close()
             raise _TablesChangedError("the store's tables change too often: check it again later")
         return engine
@@ -145,8 +138,6 @@ class _Inspection:
         sizes = [meta.size async for meta in chunk_blobs.list()]
         sizes += [meta.size async for meta in location.snapshots.list()]
         self._total = report.counts.table_bytes + sum(sizes)
-        if self._total >= _COMPILED_FROM:
-            await asyncio.to_thread(warm_up)
         scan = RowScan(engine, report, self._advance)
         catalog = CatalogCheck(scan, streams, report, self._check_document)
         await catalog.check_format()

@@ -132,12 +132,12 @@ class StreamCheck:
         return self._chunks.reported.get(facts.id, set())
 
     def _check_held(self, facts: StreamFacts) -> None:
-        held = facts.held
-        if held is None or facts.gaps or self._chunks.file_of(facts, range(facts.end + 1)):
+        row = facts.bytes_row
+        if row is None or facts.gaps or self._chunks.file_of(facts, range(facts.end + 1)):
             return
-        if held.held != facts.metered:
+        if row.size != facts.metered:
             message = (
-                f"{facts.label} holds {facts.metered} metered bytes below {held.counted_to}, but "
-                f"{held.held} are counted"
+                f"{facts.label} holds {facts.metered} metered bytes below {row.counted_to}, but "
+                f"{row.size} are counted"
             )
             self._streams.find("held_wrong", facts, message, severity=Severity.WARNING)

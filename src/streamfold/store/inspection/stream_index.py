@@ -27,7 +27,7 @@ class StreamFacts:
     purged: bool = False
     #: Forks that need its records, by id.
     forks: set[int] = field(default_factory=set)
-    held: HeldRow | None = None
+    bytes_row: HeldRow | None = None
     #: The first record that is stored, and the one after the last; None if there is none.
     first: int | None = None
     end: int = 0

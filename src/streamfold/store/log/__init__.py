@@ -1,1 +1,1 @@
-"""The append path: one stream's log in memory, group commit, and what wakes its followers."""
+"""The append path: stream logs in memory, group commit and waking followers."""

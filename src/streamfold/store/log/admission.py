@@ -1,44 +1,68 @@
-"""What an append asks for, through any face, and the room that it waits for."""
+"""Append requests, which every face uses, and admission, which they wait for."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from streamfold.model import names
 from streamfold.model.configs import StreamConfigLayer
-from streamfold.model.names import StreamRef
+from streamfold.model.records import Record
 from streamfold.model.resources import Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.store.log.sealing import SealingKey
 
-#: Takes the content type of a stream and a batch for it; raises if they disagree.
+#: Checks a batch against the stream's content type. Raises if they disagree.
 ContentCheck: TypeAlias = Callable[[str, RecordBatch], None]
+#: Builds the batches of an append: a function that takes at most a millisecond, or a future.
+Content: TypeAlias = Callable[[], Sequence[RecordBatch]] | asyncio.Future[Sequence[RecordBatch]]
 
 
-class AppendRequest(msgspec.Struct, frozen=True, gc=False):
-    """Batches for one stream, and what must hold for them; None asks for nothing."""
+class AppendRequest(msgspec.Struct):
+    """Batches for one stream, and their conditions. None means no condition."""
 
-    ref: StreamRef
-    #: Become durable together. Without batches, only what `claim` changes does.
-    batches: tuple[RecordBatch, ...]
+    #: Become durable together. Without batches, only the changes of `claim` do.
+    batches: Sequence[RecordBatch] = ()
+    #: Builds `batches`, once the stream's terms allow the append.
+    content: Content | None = None
     match_seq_num: int | None = None
     fencing_token: str | None = None
     claim: Claim | None = None
     #: Seals the records of a stream that has a cipher.
     key: SealingKey | None = None
-    #: The configuration of the stream if this append creates it; None = it must exist.
+    #: Configures the stream if this append creates it; None = the stream must exist.
     create_with: StreamConfigLayer | None = None
     #: Called if the stream has a content type.
     check: ContentCheck | None = None
 
+    @classmethod
+    def of(
+        cls,
+        records: RecordBatch | Sequence[Record],
+        *,
+        match_seq_num: int | None = None,
+        fencing_token: str | None = None,
+        create_with: StreamConfigLayer | None = None,
+        key: SealingKey | None = None,
+    ) -> AppendRequest:
+        """Return a request for one batch of these records."""
+        if fencing_token is not None:
+            names.parse_token(fencing_token, "fencing token")
+        return cls(
+            (records if isinstance(records, RecordBatch) else RecordBatch.of(records),),
+            match_seq_num=match_seq_num,
+            fencing_token=fencing_token,
+            create_with=create_with,
+            key=key,
+        )
+
     @property
     def count(self) -> int:
-        """Records."""
+        """Number of records."""
         batches = self.batches
         return batches[0].count if len(batches) == 1 else sum(b.count for b in batches)
 
@@ -50,23 +74,14 @@ class AppendRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def only_trims(self) -> bool:
-        """Whether this can only free space."""
+        """Whether this append can only free space."""
         return all(batch.only_trims for batch in self.batches)
 
 
-class Unrecorded(enum.Enum):
-    """Why an accepted append wrote no record."""
-
-    #: It repeats an earlier append.
-    REPEATED = "repeated"
-    #: It has no batches: only the stream's terms changed.
-    TERMS = "terms"
-
-
 class Admission:
-    """Grants permits in the order of the requests; a cancelled waiter holds none.
+    """Grants permits in request order. A cancelled waiter holds none.
 
-    A request that is larger than the capacity gets its permit alone, when all others are released.
+    A request larger than the capacity gets its permit alone, after all others are released.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -81,23 +96,18 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many callers wait for room."""
+        """Number of callers that wait for room."""
         return len(self._queue)
 
-    @property
-    def wanted(self) -> int:
-        """Bytes that the waiting callers ask for."""
-        return sum(size for size, turn in self._queue if not turn.done())
-
     def acquire_at_once(self, size: int) -> bool:
-        """Take the permit if `size` bytes fit and the queue is empty."""
+        """Acquire a permit if `size` bytes fit and the queue is empty. Returns whether it did."""
         if self._queue or not self._fits(size):
             return False
         self._free -= size
         return True
 
     async def acquire(self, size: int) -> None:
-        """Return once `size` bytes fit, after all earlier callers."""
+        """Wait until `size` bytes fit, after all earlier callers."""
         if self.acquire_at_once(size):
             return
         turn = asyncio.get_running_loop().create_future()
@@ -106,9 +116,9 @@ class Admission:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release(size)  # the permit came together with the cancellation
+                self.release(size)  # granted just as the caller was cancelled
             else:
-                self._admit()  # a large waiter may have held up smaller ones behind it
+                self._admit()  # a large waiter may have blocked smaller ones behind it
             raise
 
     def release(self, size: int) -> None:

@@ -1,19 +1,20 @@
-"""Files for large chunks, beside the database.
+"""Chunk files: files for large chunks, beside the database.
 
-When a stream gets much in one commit, its chunks go to a file, and the database gets rows that say
-where they are. SlateDB would write the bytes three times and more, to its log, to a table and with each
-merge of tables, and reading them back takes a copy per layer.
+When a stream receives much data in one commit, its chunks go to a file, and the database gets rows
+that point to them. SlateDB would write the bytes at least three times, to its log, to a table and
+with each table merge, and reading them back takes one copy per layer.
 
-A file is durable before the commit that names it begins, and it never changes. So a row always finds
-its file; a commit that failed leaves a file without a row, and `sweep` deletes it after a grace of days
-(`leftovers.py` says why). Upkeep deletes a file before it deletes the row of its last chunk: that row
-is trimmed already, and if a crash comes in between, upkeep finds it again and repeats both.
+A file is durable before the commit that names it begins, and never changes. So a row always finds
+its file. A failed commit leaves a file without a row, which `sweep` deletes after a grace period of
+days (`leftovers.py` says why). Upkeep deletes a file before the row of its last chunk: that row is
+already trimmed, and if a crash comes in between, upkeep finds the row again and repeats both
+deletions.
 
     {epoch} / {number, without its last 3 digits} / {the rest} - {stream id} - {last seq_num}
 
-all in hexadecimal. The epoch of the writer and a number, which it counts up, make each name unique: no
-attempt replaces the file of another. A folder has 4096 files at most. A file has each chunk as a row
-would have it, header and payload, one after the other.
+All parts are hexadecimal. The writer's epoch and a number that it counts up make each name unique:
+no attempt replaces another attempt's file. A folder has at most 4096 files. A file contains the
+header and payload of each chunk, one after the other, in the same form as in a row.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ from streamfold.store.leftovers import Leftovers
 from streamfold.store.log import chunks
 from streamfold.store.log.chunks import Chunk, FilePart, StoredChunk
 
-#: Bytes from which a thread checks and decompresses what was read.
+#: Bytes from which data read from a file is checked and decompressed in a thread.
 _THREAD_FROM: Final = 64 << 10
-#: Files of a listing after which other tasks get their turn: 2 us each.
+#: Listed files after which the sweep yields to other tasks: 2 us each.
 _LISTED_AT_ONCE: Final = 256
-#: Files of one epoch that may be without a row, because their commits were in flight: more than 64 MiB,
-#: which may be in flight by default, can have.
+#: Maximum files per epoch without a row because their commits were in flight: more than the default
+#: limit of 64 MiB in flight can have.
 _FAILED_MAX: Final = 16_384
 _NAME = re.compile(r"([0-9a-f]{8})/([0-9a-f]{8})/([0-9a-f]{3})-([0-9a-f]{16})-([0-9a-f]{16})")
 
 
 class NewFile(NamedTuple):
-    """A file that is not written yet."""
+    """A file to be written."""
 
     name: str
     data: bytes
 
 
 class FileName(NamedTuple):
-    """What the name of a file says; names sort as these do."""
+    """The parts of a chunk file's name. Names sort in the order of these tuples."""
 
     epoch: int
     number: int
@@ -74,7 +75,7 @@ class FileName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
-        """The parts of `name`; None if it is not the name of a chunk file."""
+        """Parse `name`; None if it does not name a chunk file."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -82,7 +83,7 @@ class FileName(NamedTuple):
         return cls(epoch, folder << 12 | rest, stream_id, last_seq_num)
 
 
-#: The newest files of an epoch, in the order in which they were written.
+#: The newest files of one epoch, in write order.
 _Found: TypeAlias = deque[tuple[FileName, BlobMeta]]
 
 
@@ -96,14 +97,17 @@ class ChunkFiles:
         self._numbers = count()
         self._reading = asyncio.Semaphore(limits.reads_max)
         self._deletes_max = limits.deletes_max
-        #: Bytes of all files, as far as they are known: those from before this mount after `sweep`.
+        #: Known bytes of all files. Files from before this mount are included after `sweep`.
         self.size = 0
         #: Bytes of files that no row names.
         self.leftover_size = 0
         self._counted = False
 
     def lay_out(self, stream_id: int, stored: Sequence[StoredChunk]) -> tuple[NewFile, list[bytes]]:
-        """A file for these chunks of one stream, and the row of each. Runs in any thread."""
+        """Return a file for these chunks of one stream, and each chunk's row.
+
+        Runs in any thread.
+        """
         name = str(FileName(self._epoch, next(self._numbers), stream_id, stored[-1].last_seq_num))
         values: list[bytes] = []
         pieces: list[bytes | memoryview] = []
@@ -122,7 +126,7 @@ class ChunkFiles:
         return NewFile(name, b"".join(pieces)), values
 
     async def write(self, files: Sequence[NewFile]) -> None:
-        """Make `files` durable; an error means that some may be left behind."""
+        """Make `files` durable. After an error, some of them may be left behind."""
         try:
             async with asyncio.TaskGroup() as group:
                 for file in files:
@@ -132,9 +136,9 @@ class ChunkFiles:
         self.size += sum(len(file.data) for file in files)
 
     async def read(self, run: Sequence[Chunk]) -> list[Chunk]:
-        """`run`, which are neighbours in one file, with their payloads, decompressed.
+        """Return `run`, adjacent chunks of one file, with their payloads loaded and decompressed.
 
-        BlobNotFoundError if the file is gone, because its chunks are trimmed.
+        Raises BlobNotFoundError if the file is gone because its chunks are trimmed.
         """
         first, last = run[0].part, run[-1].part
         async with self._reading:
@@ -145,7 +149,7 @@ class ChunkFiles:
             return await asyncio.to_thread(payloads_of, data, run)
 
     async def delete(self, page: Sequence[Row]) -> None:
-        """Delete the files whose last chunk is in `page`: chunks that are about to be deleted."""
+        """Delete the files whose last chunk is in `page`, a page of chunks about to be deleted."""
         parts = [part for _, value in page if (part := _part_of(value)) is not None and part.last]
         for first in range(0, len(parts), self._deletes_max):
             some = parts[first : first + self._deletes_max]
@@ -157,9 +161,10 @@ class ChunkFiles:
             self.size = max(0, self.size - freed)
 
     async def sweep(self, engine: Engine, leftovers: Leftovers) -> None:
-        """Find the files of former mounts that no row names, and delete those that are overdue.
+        """Find files of former mounts that no row names, and delete the overdue ones.
 
-        Checks all epochs, each time: what a former writer sent may arrive after the next one's sweep.
+        Checks all epochs each time: a write sent by a former writer may arrive after the next
+        writer's sweep.
         """
         newest: _Found = deque(maxlen=_FAILED_MAX)
         unnamed: list[BlobMeta] = []
@@ -167,7 +172,7 @@ class ChunkFiles:
         async for meta in self._blobs.list():
             listed += 1
             if listed % _LISTED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # a listing need not wait for storage
+                await asyncio.sleep(0)  # a listing may never wait for storage
             name = FileName.parse(meta.key)
             if name is None or name.epoch >= self._epoch:
                 continue
@@ -196,9 +201,9 @@ class ChunkFiles:
 
 
 async def _without_row(engine: Engine, files: _Found) -> list[BlobMeta]:
-    """The files that have no row: the newest ones, because commits take effect in order.
+    """Return the files without a row. They are the newest, because commits take effect in order.
 
-    So this reads one row if all of them have one.
+    So this reads a single row if every file has one.
     """
     unnamed: list[BlobMeta] = []
     for name, meta in reversed(files):
@@ -210,12 +215,12 @@ async def _without_row(engine: Engine, files: _Found) -> list[BlobMeta]:
 
 
 def has_files(page: Sequence[Row]) -> bool:
-    """Whether chunks of `page` are in files."""
+    """Return whether any chunk of `page` is in a file."""
     return any(_part_of(value) is not None for _, value in page)
 
 
 def _may_name(value: bytes, file: str) -> bool:
-    """Whether the chunk of a row is in `file`; also true if the row cannot be read."""
+    """Return whether the chunk of a row is in `file`, or may be because the row is unreadable."""
     try:
         return chunks.decode(value).part.file == file
     except StorageError:
@@ -223,7 +228,7 @@ def _may_name(value: bytes, file: str) -> bool:
 
 
 def _part_of(value: bytes) -> FilePart | None:
-    """Where the chunk of a row is, if not in the row; None also if the row cannot be read."""
+    """Return where the chunk of a row is in a file; None if it is in the row or unreadable."""
     try:
         chunk = chunks.decode(value)
     except StorageError:
@@ -232,9 +237,11 @@ def _part_of(value: bytes) -> FilePart | None:
 
 
 def payloads_of(data: bytes | memoryview, run: Sequence[Chunk]) -> list[Chunk]:
-    """`run` with its payloads, decompressed, from `data`, the bytes of its file from its first one on.
+    """Return `run` with its payloads, decompressed.
 
-    DataCorruptError if they are not what was written.
+    `data` starts at the payload of its first chunk.
+
+    Raises DataCorruptError if `data` differs from what was written.
     """
     first, loaded = run[0].part, []
     for chunk in run:
@@ -252,7 +259,7 @@ def payloads_of(data: bytes | memoryview, run: Sequence[Chunk]) -> list[Chunk]:
 
 
 def missing(chunk: Chunk) -> DataCorruptError:
-    """The error for a chunk that is not trimmed, but whose file is gone."""
+    """Return the error for an untrimmed chunk whose file is gone."""
     return DataCorruptError(
         f"the file {chunk.part.file!r}, with records {chunk.first_seq_num} to "
         f"{chunk.last_seq_num}, is missing: restore it from a backup; if the store is read beside its "

@@ -1,8 +1,8 @@
-"""A chunk: the records that one commit gave to one stream, as storage holds them.
+"""Chunks: the records of one stream in one commit, as stored.
 
     offset  size  field
     0       1     format of the chunk: 1, or 2 if the payload is in a file
-    1       1     cipher of the payload: 0 none, 1 AEGIS-256, 2 AES-256-GCM; 0x80 if it is compressed
+    1       1     cipher of the payload: 0 none, 1 AEGIS-256, 2 AES-256-GCM; 0x80 if compressed
     2       2     number of records (at most 1000)
     4       4     metered bytes of the records (at most 1 MiB)
     8       8     seq_num of the first record
@@ -11,16 +11,16 @@
     32      8     time of arrival, ms since the Unix epoch: retention counts from here
     40      -     payload: the records in protobuf form, as a read returns them
 
-The 40 bytes before the payload are enough to decide whether a read takes the whole chunk: then it
-copies the payload, decompressed if need be, and decodes nothing. A chunk is compressed on its way to
-storage (`packing.py`), and never in memory; sealed ones are not, because their size would tell about
-their content.
+The 40 bytes before the payload suffice to decide whether a read takes the whole chunk. If so, it
+copies the payload, decompressed if necessary, without decoding any record. Chunks are compressed on
+their way to storage (`packing.py`), never in memory. Sealed chunks are not compressed, because
+their size would reveal something about their content.
 
-Large chunks are in files (`chunk_files.py`). Then the header is followed by where the payload is:
+Large chunks are in files (`chunk_files.py`). Then the location of the payload follows the header:
 
     40      8     offset of the payload in the file
-    48      4     its bytes
-    52      4     its CRC-32
+    48      4     size of the payload in bytes
+    52      4     CRC-32 of the payload
     56      1     1 if it is the last in its file, else 0
     57      -     name of the file
 """
@@ -45,13 +45,13 @@ _PART = struct.Struct(">QIIB")
 
 
 class FilePart(msgspec.Struct, frozen=True, gc=False):
-    """Where the payload of a chunk is that is stored in a file."""
+    """The location of a payload that is stored in a file."""
 
     file: str
     offset: int
     size: int
     checksum: int
-    #: Whether it is the last chunk of its file.
+    #: Whether this is the last chunk in its file.
     last: bool
 
 
@@ -59,7 +59,7 @@ _IN_ROW = FilePart("", 0, 0, 0, last=False)
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive records of one stream; cheap to construct, because every append makes one."""
+    """Consecutive records of one stream. Cheap to construct, because every append creates one."""
 
     first_seq_num: int
     records: int
@@ -69,14 +69,14 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     arrived_at: int
     payload: bytes | memoryview
     sealing: Sealing = Sealing.CLEAR
-    #: Whether the payload is compressed: chunks from storage may be.
+    #: Whether the payload is compressed. Only chunks from storage may be.
     packed: bool = False
-    #: Where the payload is, while it is only `in_file`.
+    #: The payload's location while the chunk is `in_file`.
     part: FilePart = _IN_ROW
 
     @property
     def in_file(self) -> bool:
-        """Whether the payload must be read from a file first."""
+        """Whether the payload has to be read from a file first."""
         return self.part is not _IN_ROW
 
     @property
@@ -90,7 +90,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> StreamPosition:
-        """The position after the last record, as acks and tails name it."""
+        """The position after the last record, as reported in acks and tails."""
         return StreamPosition(
             SeqNum(self.first_seq_num + self.records), Timestamp(self.last_timestamp)
         )
@@ -110,7 +110,7 @@ def _header(chunk: Chunk, sealing: int) -> bytes:
 
 
 class StoredChunk(msgspec.Struct, frozen=True, gc=False):
-    """A chunk as storage holds it."""
+    """A chunk as stored."""
 
     last_seq_num: int
     header: bytes
@@ -122,46 +122,46 @@ class StoredChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode(chunk: Chunk) -> StoredChunk:
-    """The chunk as storage holds it, compressed if that saves much: 2 ms per MiB."""
+    """Encode the chunk for storage, compressed if that saves much. Takes 2 ms per MiB."""
     if chunk.sealing is Sealing.CLEAR and (packed := pack(chunk.payload)) is not None:
         return StoredChunk(chunk.last_seq_num, _header(chunk, _PACKED), packed)
     return StoredChunk(chunk.last_seq_num, _header(chunk, chunk.sealing), chunk.payload)
 
 
 def reference(header: bytes, part: FilePart) -> bytes:
-    """The row of a chunk whose payload is in a file."""
+    """Return the row of a chunk whose payload is in a file."""
     where = _PART.pack(part.offset, part.size, part.checksum, part.last)
     return bytes((_IN_FILE,)) + header[1:] + where + part.file.encode()
 
 
 def seal(chunk: Chunk, stream_id: int, sealing: Sealing, key: SealingKey) -> Chunk:
-    """`chunk` with its payload encrypted, and bound to its header and stream."""
+    """Encrypt the payload of `chunk`, bound to its header and stream."""
     context = _header(chunk, sealing) + stream_id.to_bytes(8, "big")
     sealed = key.seal(sealing, chunk.payload, context)
     return msgspec.structs.replace(chunk, payload=sealed, sealing=sealing)
 
 
 def unseal(chunk: Chunk, stream_id: int, key: SealingKey) -> Chunk:
-    """The chunk that `seal` got; DecryptionFailedError if the key differs."""
+    """Reverse `seal`. Raises DecryptionFailedError if the key differs."""
     context = _header(chunk, chunk.sealing) + stream_id.to_bytes(8, "big")
     payload = key.unseal(chunk.sealing, chunk.payload, context)
     return msgspec.structs.replace(chunk, payload=payload, sealing=Sealing.CLEAR)
 
 
 def with_payload(chunk: Chunk, payload: memoryview) -> Chunk:
-    """A chunk that was `in_file` with the payload that was read."""
+    """Return a chunk that was `in_file` with its payload loaded."""
     return msgspec.structs.replace(chunk, payload=payload, part=_IN_ROW)
 
 
 def unpacked(chunk: Chunk) -> Chunk:
-    """A compressed `chunk` decompressed, at 1 ms per MiB. Runs in any thread."""
+    """Decompress a `packed` chunk, at 1 ms per MiB. Runs in any thread."""
     return msgspec.structs.replace(chunk, payload=unpack(chunk.payload), packed=False)
 
 
 def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
-    """`chunk` with its payload as a read returns it, neither compressed nor encrypted.
+    """Return `chunk` with its payload as a read returns it, neither compressed nor encrypted.
 
-    DecryptionFailedError if it was sealed with another key.
+    Raises DecryptionFailedError if it was sealed with another key.
     """
     if chunk.in_file:
         raise ValueError(f"the chunk at {chunk.first_seq_num} was not read from its file")
@@ -175,23 +175,23 @@ def clear(chunk: Chunk, stream_id: int, key: SealingKey | None) -> Chunk:
 
 
 def cut_before(chunk: Chunk, end: int) -> Chunk:
-    """The part of a clear `chunk` before the record `end`: at least one record."""
+    """Return the part of a clear `chunk` before the record `end`: at least one record."""
     if chunk.last_seq_num < end:
         return chunk
     index, count = measure(chunk.payload), end - chunk.first_seq_num
     return Chunk(
         chunk.first_seq_num,
         count,
-        int(index.metered[count]),
+        index.metered[count],
         chunk.first_timestamp,
-        int(index.timestamps[count - 1]),
+        index.timestamps[count - 1],
         chunk.arrived_at,
-        memoryview(chunk.payload)[: int(index.offsets[count])],
+        memoryview(chunk.payload)[: index.offsets[count]],
     )
 
 
 def decode(value: bytes) -> Chunk:
-    """The chunk in `value`; its payload is a view into it, not a copy, or still in its file."""
+    """Decode the chunk in `value`. Its payload is a view, not a copy, or still in its file."""
     if len(value) < _HEADER.size:
         raise DataCorruptError(f"a stored chunk has {len(value)} bytes, less than its header")
     form, sealing, count, metered, first, first_time, last_time, arrived = _HEADER.unpack_from(
@@ -231,7 +231,7 @@ def _decode_part(stored: memoryview) -> FilePart:
 
 
 def merge(parts: list[Chunk]) -> list[Chunk]:
-    """Join neighbours up to the size limit of one batch."""
+    """Join adjacent chunks up to the size limit of one batch."""
     if len(parts) == 1:
         return parts
     merged: list[Chunk] = []

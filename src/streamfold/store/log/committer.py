@@ -31,21 +31,21 @@ from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.settings import StoreSettings
 
 #: Metered bytes from which a commit counts as large, and those that must be pending before another
-#: commit starts beside a large one: with less, most of the work would be that of each commit and file.
+#: commit starts alongside a large one: with less, the overhead per commit and file would dominate.
 _LARGE: Final = 256 << 10
 _BESIDE_LARGE: Final = 2 << 20
-#: Streams in one commit: taking and settling each holds the event loop for 10 us.
+#: Maximum streams per commit: taking and settling each blocks the event loop for 10 us.
 _STREAMS_MAX: Final = 1000
 
 
 class CommitReport(NamedTuple):
     """Measurements of one durable commit."""
 
-    #: Seconds from its start until it was durable.
+    #: Seconds from the commit's start until it was durable.
     duration: float
-    #: Seconds from the start of the commit before it; None for the first.
+    #: Seconds since the start of the previous commit; None for the first.
     interval: float | None
-    #: Bytes of rows and chunk files.
+    #: Bytes written to rows and chunk files.
     size: int
 
 
@@ -55,7 +55,7 @@ class _Rows:
 
     ops: Sequence[Op]
     content: Share | None
-    #: `Committer._touched` when they came.
+    #: `Committer._touched` when these rows arrived.
     after: int
     done: asyncio.Future[None]
 
@@ -73,7 +73,7 @@ class _Commit:
 
 
 class Committer:
-    """Writes the streams' pending batches to the engine, and settles them once they are durable."""
+    """Commits the streams' pending batches to the engine and settles them once durable."""
 
     def __init__(
         self,
@@ -82,49 +82,49 @@ class Committer:
         admission: Admission,
         files: ChunkFiles,
         on_durable: Callable[[Sequence[Share]], None],
+        on_commit: Callable[[CommitReport], None],
         read_only: StreamfoldError | None = None,
     ) -> None:
-        """With `read_only`, all writes raise that error, and logs stay as they are."""
+        """With `read_only`, all writes raise that error, and logs stay unchanged."""
         self._engine = engine
         self._files = files
         self._settings = settings
         self._admission = admission
         self._on_durable = on_durable
         self.read_only = read_only
-        #: Called for each durable commit.
-        self.on_commit: Callable[[CommitReport], None] = lambda report: None
+        self._on_commit = on_commit
         self._last_start: float | None = None
-        #: Logs with something pending, in the order in which they were touched.
+        #: Logs with pending changes, in the order in which they were first touched.
         self._dirty: dict[StreamLog, None] = {}
         self._touched = 0
         self._rows: list[_Rows] = []
         self._under_way: deque[tuple[_Commit, asyncio.Task[None]]] = deque()
         self._building = asyncio.Lock()
-        #: Set once the newest commit that was begun has reached the engine.
+        #: Set once the newest started commit has reached the engine.
         self._reached_engine = asyncio.Event()
         self._reached_engine.set()
         self._wake = asyncio.Event()
         self._started = asyncio.Event()
         self._settled = asyncio.Event()
-        #: Whether the next commit waits for others to settle, or for more to commit.
+        #: Whether the next commit waits for earlier ones to settle, or for more to commit.
         self._gathering = False
-        #: Why commits have stopped: late callers get this error instead of waiting without end.
+        #: Why commits have stopped. Late callers get this error instead of waiting forever.
         self._refusal: StreamfoldError | None = None
 
     def touch(self, log: StreamLog) -> None:
-        """Commit what `log` has pending."""
+        """Schedule the pending changes of `log` for a commit."""
         if self._refusal is not None:
             self._admission.release(log.fail((), self._refusal, self._refusal))
             return
         if self.read_only is not None:
             return
         if not self._dirty:
-            self._wake.set()  # it stays set while anything is pending
+            self._wake.set()  # stays set while anything is pending
         if log not in self._dirty:
             self._touched += 1
             self._dirty[log] = None
         if self._gathering:
-            self._settled.set()  # to check whether there is enough now
+            self._settled.set()  # to check whether enough is pending now
 
     def check_running(self) -> None:
         """Raise if commits have stopped: what was accepted last may not be durable."""
@@ -132,13 +132,13 @@ class Committer:
             raise self._refusal.with_traceback(None)
 
     def check_open(self) -> None:
-        """Raise if nothing can be committed any more, or at all."""
+        """Raise if nothing can be committed, because commits stopped or the store is read-only."""
         self.check_running()
         if self.read_only is not None:
             raise self.read_only.with_traceback(None)
 
     async def write(self, ops: Sequence[Op], content: Share | None = None) -> None:
-        """Commit `ops` and `content` after everything accepted before; durable when this returns."""
+        """Commit `ops` and `content` after everything accepted before. Durable on return."""
         self.check_open()
         done = asyncio.get_running_loop().create_future()
         self._rows.append(_Rows(ops, content, self._touched, done))
@@ -146,29 +146,32 @@ class Committer:
         await done
 
     async def write_with(self, log: StreamLog, ops: Sequence[Op] = ()) -> None:
-        """Commit `ops` and everything that `log` has pending, in one commit; durable on return."""
+        """Commit `ops` together with everything `log` has pending. Durable on return."""
         self.check_open()
         done = log.attach(ops)
         self.touch(log)
         await done
 
     async def run(self) -> None:
-        """Commit until cancelled; raise the cause when a commit fails.
+        """Commit until cancelled. Raises the cause if a commit fails.
 
-        After that the outcome of commits in flight is unknown, and the engine must not be used.
+        After that, the outcome of commits in flight is unknown and the engine must not be used.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._start_commits(group))
             group.create_task(self._settle_commits())
 
     async def drain(self) -> None:
-        """Return once nothing is pending or in flight."""
+        """Wait until nothing is pending or in flight."""
         while self._dirty or self._rows or self._under_way:
             self._settled.clear()
             await self._settled.wait()
 
     def fail(self, cause: StreamfoldError) -> None:
-        """Fail what is in flight as outcome unknown and the rest as not done; refuse all later work."""
+        """Fail everything, and reject all later work.
+
+        Commits in flight fail with an unknown outcome; everything else certainly did not happen.
+        """
         final = isinstance(cause, WriterFencedError | DeviceFailedError)
         unknown = (
             cause
@@ -177,8 +180,8 @@ class Committer:
                 f"storage failed during this write, which may or may not have happened: {cause}"
             )
         )
-        known = final or isinstance(cause, RetryLaterError)
-        unsent = cause if known else StoreRecoveringError(str(cause))
+        is_definite = final or isinstance(cause, RetryLaterError)
+        unsent = cause if is_definite else StoreRecoveringError(str(cause))
         self._refusal = self._refusal or unsent
         written: dict[StreamLog, list[Share]] = {log: [] for log in self._dirty}
         for commit, _ in self._under_way:
@@ -214,22 +217,22 @@ class Committer:
             self._started.set()
 
     def _may_start(self) -> bool:
-        """Whether another commit may start beside those under way."""
+        """Return whether another commit may start alongside those in flight."""
         if len(self._under_way) >= self._settings.commits_in_flight:
             return False
         metered = sum([commit.metered for commit, _ in self._under_way])
         return metered < _LARGE or self._admission.used - metered >= _BESIDE_LARGE
 
     def _gather(self) -> _Commit:
-        """What is pending, of the streams that were touched first if there are many.
+        """Collect everything pending; with many streams, those touched first.
 
-        Rows go with or after all records that were accepted before them: they may depend on these.
+        Rows go with or after all records accepted before them, because they may depend on these.
         """
         logs = list(islice(self._dirty, _STREAMS_MAX))
         for log in logs:
             del self._dirty[log]
-        taken = self._touched - len(self._dirty)
-        rows = list(takewhile(lambda row: row.after <= taken, self._rows))
+        last = self._touched - len(self._dirty)
+        rows = list(takewhile(lambda row: row.after <= last, self._rows))
         del self._rows[: len(rows)]
         if not self._dirty and not self._rows:
             self._wake.clear()
@@ -238,9 +241,9 @@ class Committer:
 
     async def _commit(self, commit: _Commit) -> None:
         start, before = perf_counter(), self._last_start  # the event loop's clock may be coarse
-        # The lock is first come, first served: a commit does not overtake one that takes long to build.
+        # The lock is first come, first served: a commit does not overtake a slow one being built.
         async with self._building:
-            # Before it is built: if that fails, later ones wait until they are cancelled.
+            # Set before building: if building fails, later commits wait until they are cancelled.
             earlier, reached = self._reached_engine, asyncio.Event()
             self._reached_engine = reached
             # Records first: rows may depend on records accepted before them.
@@ -253,7 +256,7 @@ class Committer:
             async with asyncio.timeout(self._settings.commit_timeout):
                 if built.files:
                     await self._files.write(built.files)
-                # A commit without files must not overtake one whose files take long.
+                # A commit without files must not overtake one whose files take long to write.
                 await earlier.wait()
                 reached.set()
                 await self._engine.commit(batch)
@@ -263,7 +266,7 @@ class Committer:
             ) from None
         if batch.ops:
             interval = None if before is None else start - before
-            self.on_commit(CommitReport(perf_counter() - start, interval, built.size))
+            self._on_commit(CommitReport(perf_counter() - start, interval, built.size))
 
     async def _settle_commits(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Leases of a stream's log, for as long as a caller reads or changes the stream."""
+"""Leases of a stream's log, held while a caller reads or changes the stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from streamfold.store.log.stream_log import StreamLog
 
 
 class LogLease:
-    """Keeps a log in memory until it is released: one stream must never have two."""
+    """Keeps a log in memory until released, so that a stream never has two."""
 
     __slots__ = ("log",)
 
@@ -15,7 +15,7 @@ class LogLease:
         log.leases += 1
 
     def release(self) -> None:
-        """Give the lease back; call this once, or use the lease as a context."""
+        """Release the lease. Call this once, or use the lease as a context."""
         self.log.leases -= 1
 
     def __enter__(self) -> StreamLog:

@@ -1,4 +1,4 @@
-"""Reads the logs of streams from storage, several at a time and with as few reads as they need."""
+"""Reads stream logs from storage, several at a time, with as few reads as possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamfold.store.rows import ProducerRow, StateRow, StreamRow
 
 
 class LogReader:
-    """Makes logs from the rows of one engine; `trim_grace` is in milliseconds."""
+    """Builds logs from the rows of one engine. `trim_grace` is in milliseconds."""
 
     def __init__(self, engine: Engine, now: Callable[[], int], trim_grace: int) -> None:
         self._engine = engine
@@ -30,7 +30,10 @@ class LogReader:
         self._trim_grace = trim_grace
 
     async def read(self, refs: Sequence[StreamRef]) -> list[StreamLog | Exception]:
-        """The logs of `refs`, or why they cannot be read; each kind of row is read for all at once."""
+        """Return the log of each ref, or why it cannot be read.
+
+        Reads each kind of row in one call.
+        """
         logs: dict[StreamRef, StreamLog | Exception] = {}
         streams: dict[StreamRef, StreamRow] = {}
         try:
@@ -44,7 +47,7 @@ class LogReader:
             states = [keys.state(row.id) for row in streams.values()]
             values = await self._engine.get_many(states) if states else []
         except DataCorruptError as error:
-            if len(refs) > 1:  # only those whose rows are damaged fail
+            if len(refs) > 1:  # only streams with damaged rows fail
                 return [log for ref in refs for log in await self.read([ref])]
             return [stream_damaged(refs[0], None, error)]
         except Exception as error:
@@ -70,7 +73,7 @@ class LogReader:
         return self.log_of(ref, row, state, tail, arrived_at, producers)
 
     async def _search_tail(self, row: StreamRow, state: StateRow) -> tuple[StreamPosition, int]:
-        """The end of the last chunk and its arrival: formats before 4 did not store the tail."""
+        """Return the last chunk's end and arrival. Formats before 4 did not store the tail."""
         span = keys.chunks_start(row.id), keys.chunks_end(row.id)
         if stored := await first_row(self._engine, *span, descending=True):
             last = chunks.decode(stored[1])
@@ -86,17 +89,17 @@ class LogReader:
         arrived_at: int,
         producers: dict[str, ProducerRow] | None = None,
     ) -> StreamLog:
-        """A log of this state."""
+        """Build a log from this state."""
         grace = self._trim_grace
         return StreamLog(ref, row, state, tail, arrived_at, self._now, producers, grace)
 
     async def _producers(self, stream_id: int) -> dict[str, ProducerRow]:
-        found = {}
+        producers = {}
         async with aclosing(self._engine.scan(*keys.producers_span(stream_id), first=100)) as pages:
             async for page in pages:
                 for key, value in page:
-                    found[keys.producer_id(key)] = rows.decode(value, ProducerRow)
-        return found
+                    producers[keys.producer_id(key)] = rows.decode(value, ProducerRow)
+        return producers
 
 
 def _stream_row(ref: StreamRef, value: bytes | None) -> StreamRow | Exception:
@@ -106,16 +109,16 @@ def _stream_row(ref: StreamRef, value: bytes | None) -> StreamRow | Exception:
         row = rows.decode(value, StreamRow)
     except DataCorruptError as error:
         return stream_damaged(ref, None, error)
-    # Nearly all streams have one of a few configurations; nobody else has this row yet.
+    # Nearly all streams share a few configurations. Nobody else has this row yet.
     msgspec.structs.force_setattr(row, "config", shared(row.config))
     return row
 
 
 async def _gather(reads: Sequence[Coroutine[Any, Any, StreamLog]]) -> list[StreamLog | Exception]:
-    """The results of `reads`, which run at the same time, or why they failed."""
-    found: list[StreamLog | Exception] = []
+    """Run `reads` concurrently, and return the result or error of each."""
+    results: list[StreamLog | Exception] = []
     for result in await asyncio.gather(*reads, return_exceptions=True):
         if not isinstance(result, StreamLog | Exception):
             raise result
-        found.append(result)
-    return found
+        results.append(result)
+    return results

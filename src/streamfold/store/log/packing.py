@@ -1,7 +1,7 @@
-"""Compression of whole chunks, with zstd.
+"""Compression of whole chunks with zstd.
 
-Everything behind it is cheaper by as much as a chunk shrinks: the copy into SlateDB, the log, tables,
-merges, and the requests of a read. JSON of a change stream shrinks to a fifth.
+Shrinking a chunk saves cost in every later step: the copy into SlateDB, the log, tables, merges and
+the requests of a read. JSON from a change stream shrinks to a fifth.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-#: Bytes of a payload from which it is compressed: 10 us for so few save little.
+#: Payload bytes from which to compress: smaller payloads save too little for 10 us.
 _PACK_FROM: Final = 4 << 10
-#: Bytes at the beginning that show whether the rest is worth it: random bytes cost 1% this way.
+#: Leading bytes that predict whether compression pays off. Random bytes then cost only 1%.
 _SAMPLE: Final = 8 << 10
-#: Part of its size that a payload must lose.
+#: Fraction of its size that compression must save.
 _WORTHWHILE: Final = 1 / 8
-#: zstd's fastest level but for those that keep a quarter more: 1.9 ms per MiB of JSON.
+#: The fastest zstd level, except for those whose output is a quarter larger: 1.9 ms per MiB of
+#: JSON.
 _LEVEL: Final = 1
-#: Bytes of a payload that is compressed, at most; few are larger than 1.1 MiB. A header of no bytes is
-#: metered as 2 and takes 6, so a payload may have three times its metered bytes, and some per record.
+#: Maximum payload bytes to compress; few payloads exceed 1.1 MiB. An empty header is metered as 2
+#: bytes but takes 6, so a payload may have three times its metered bytes, plus a few per record.
 _PACK_MAX: Final = 4 * BATCH_BYTES_MAX
 
 
 class _Compressors(threading.local):
-    """Keeps a compressor per thread: it takes 20 us to make and is unsafe to share."""
+    """Caches one compressor per thread: creating it takes 20 us, and sharing it is unsafe."""
 
     def __init__(self) -> None:
         self.zstd = zstd.ZstdCompressor(_LEVEL)
@@ -42,7 +43,7 @@ _compressors = _Compressors()
 
 
 def pack(payload: bytes | memoryview) -> bytes | None:
-    """`payload` compressed; None if that saves little."""
+    """Compress `payload`; None if that saves little."""
     size = len(payload)
     if not _PACK_FROM <= size <= _PACK_MAX:
         return None
@@ -53,7 +54,7 @@ def pack(payload: bytes | memoryview) -> bytes | None:
 
 
 def unpack(packed: bytes | memoryview) -> bytes:
-    """The payload that `pack` got; DataCorruptError for anything else."""
+    """Reverse `pack`. Raises DataCorruptError for any other bytes."""
     decompressor = zstd.ZstdDecompressor()
     try:
         payload: bytes = decompressor.decompress(packed, _PACK_MAX)

@@ -1,4 +1,4 @@
-"""The newest durable records of every stream, in memory, for readers at the tail."""
+"""An in-memory cache of every stream's newest durable records, for readers at the tail."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.sealing import Sealing
 from streamfold.store.read.requests import ReadBatch
 
-#: Bytes that a chunk costs beyond its payload, roughly: many small chunks must count, too.
+#: Approximate bytes per chunk beyond its payload: many small chunks must count too.
 _CHUNK_OVERHEAD = 200
-#: Bytes that a stream costs beyond its chunks, roughly: many streams may have one small chunk each.
+#: Approximate bytes per stream beyond its chunks: many streams may have one small chunk each.
 _STREAM_OVERHEAD = 350
-#: Bytes returned at a time: a reader that stalls holds no more than this.
+#: Bytes returned at a time, which bounds what a stalled reader holds.
 _HANDOUT_BYTES = 1 << 20
-#: Batches up to the tail kept per stream: followers share a few positions, or are far behind.
+#: Batches up to the tail cached per stream: followers share a few positions or are far behind.
 _TO_TAIL_MAX = 16
-#: Stands where a dropped chunk was, so that its payload is freed at once.
+#: Replaces a dropped chunk, so that its payload is freed at once.
 _DROPPED = Chunk(0, 0, 0, 0, 0, 0, b"")
 
 
 class _Stream(msgspec.Struct, gc=False):
-    """Consecutive chunks of one stream, after `gone` items of the list whose chunks are dropped."""
+    """Consecutive chunks of one stream. The first `gone` items of the list are dropped."""
 
     chunks: list[Chunk] = []
     gone: int = 0
-    #: By their first seq_num; made of the chunks above only.
+    #: Batches up to the tail by first seq_num, built only from the chunks above.
     to_tail: dict[int, ReadBatch | None] = {}
 
     def append(self, chunk: Chunk) -> None:
@@ -49,17 +49,17 @@ class _Stream(msgspec.Struct, gc=False):
 
 
 class RecentChunks:
-    """Holds at most `capacity` bytes; forgets the streams with the oldest last write first."""
+    """Caches at most `capacity` bytes. Evicts the least recently written stream's chunks first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._size = 0
-        #: Bytes of all chunks that came, including those that are gone.
+        #: Bytes of all chunks ever added, including evicted ones.
         self.added = 0
         self._streams: OrderedDict[int, _Stream] = OrderedDict()
 
     def add(self, stream_id: int, chunk: Chunk) -> None:
-        """Keep `chunk`, the newest of its stream."""
+        """Cache `chunk`, the newest of its stream."""
         stream = self._streams.get(stream_id)
         if stream is None:
             stream = self._streams[stream_id] = _Stream()
@@ -79,25 +79,25 @@ class RecentChunks:
             self._size -= _STREAM_OVERHEAD
 
     def shrink(self, size: int) -> None:
-        """Keep at most `size` bytes for now."""
+        """Evict down to `size` bytes, once."""
         while self._size > size:
             self._forget_oldest()
 
     def since(self, stream_id: int, seq_num: int) -> list[Chunk]:
-        """Chunks from the one that holds `seq_num` on; empty if that one is not in memory."""
+        """Return the chunks from the one that holds `seq_num`; empty if that one is not cached."""
         stream = self._streams.get(stream_id)
         if stream is None or seq_num < stream.chunks[stream.gone].first_seq_num:
             return []
         first = bisect_left(
             stream.chunks, seq_num, lo=stream.gone, key=lambda chunk: chunk.last_seq_num
         )
-        found, size = [], 0
+        chunks, size = [], 0
         for index in range(first, len(stream.chunks)):
-            found.append(stream.chunks[index])
+            chunks.append(stream.chunks[index])
             size += _cost(stream.chunks[index])
             if size >= _HANDOUT_BYTES:
                 break
-        return found
+        return chunks
 
     def to_tail(self, stream_id: int, seq_num: int, tail: StreamPosition) -> ReadBatch | None:
         """The records from `seq_num` to `tail` as one batch, the same object for all callers.
@@ -122,7 +122,7 @@ class RecentChunks:
 
 
 def _join(chunks: list[Chunk], seq_num: int, tail: StreamPosition) -> ReadBatch | None:
-    """The chunks as a batch, if they cover exactly `seq_num` to `tail`."""
+    """Join chunks into a batch if they cover exactly `seq_num` to `tail`."""
     if not chunks or chunks[0].first_seq_num != seq_num or chunks[-1].end != tail:
         return None
     count, metered = tail.seq_num - seq_num, sum([chunk.metered for chunk in chunks])

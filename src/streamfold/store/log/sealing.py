@@ -1,8 +1,8 @@
-"""Encryption of whole chunks with keys that customers hold.
+"""Encryption of whole chunks with customer-held keys.
 
-A sealed payload is a random nonce followed by ciphertext and tag. The chunk's header and the stream's
-id are authenticated with it: a chunk cannot be moved within or between streams. The key is never
-stored or logged.
+A sealed payload is a random nonce followed by ciphertext and tag. The tag also authenticates the
+chunk's header and the stream's id, so a chunk cannot be moved within or between streams. The key is
+never stored or logged.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from streamfold.errors import DecryptionFailedError, InvalidError
 from streamfold.model.configs import Cipher
 
-#: Bytes of a key, for both ciphers.
+#: Bytes of a key, for either cipher.
 KEY_BYTES = 32
-#: Bytes of the random nonce of AES-GCM. So short a random nonce may repeat after some 2**32 uses.
+#: Bytes of AES-GCM's random nonce. A nonce this short may repeat after about 2**32 uses.
 _GCM_NONCE = 12
-#: Hence no chunk of an AES-GCM stream may begin beyond this seq_num.
+#: Hence no AES-GCM chunk may begin beyond this seq_num.
 GCM_SEQ_NUM_MAX = 2**32 - 1
 
 
 class Sealing(enum.IntEnum):
-    """The cipher of a payload, as its chunk's header stores it."""
+    """The cipher of a payload, as stored in the chunk header."""
 
     CLEAR = 0
     AEGIS_256 = 1
@@ -38,7 +38,7 @@ SEALING_OF = {Cipher.AEGIS_256: Sealing.AEGIS_256, Cipher.AES_256_GCM: Sealing.A
 
 
 class SealingKey:
-    """A customer's key, compared by its bytes; its repr does not reveal it."""
+    """A customer's key, compared by its bytes. Its repr does not reveal it."""
 
     __slots__ = ("_key",)
 
@@ -63,7 +63,7 @@ class SealingKey:
         context: bytes,
         random: Callable[[int], bytes] = os.urandom,
     ) -> bytes:
-        """`payload` encrypted, and bound to `context`."""
+        """Encrypt `payload` and bind it to `context`."""
         if sealing is Sealing.AEGIS_256:
             nonce = random(aegis256.NONCEBYTES)
             return nonce + bytes(aegis256.encrypt(self._key, nonce, payload, context))
@@ -71,7 +71,7 @@ class SealingKey:
         return nonce + AESGCM(self._key).encrypt(nonce, payload, context)
 
     def unseal(self, sealing: Sealing, sealed: bytes | memoryview, context: bytes) -> bytes:
-        """The payload that `seal` got; DecryptionFailedError for another key or changed bytes."""
+        """Reverse `seal`. Raises DecryptionFailedError for another key or altered bytes."""
         size = aegis256.NONCEBYTES if sealing is Sealing.AEGIS_256 else _GCM_NONCE
         nonce, body = bytes(sealed[:size]), bytes(sealed[size:])
         try:
@@ -79,5 +79,5 @@ class SealingKey:
                 return bytes(aegis256.decrypt(self._key, nonce, body, context))
             return AESGCM(self._key).decrypt(nonce, body, context)
         except (ValueError, TypeError, InvalidTag):
-            # Drop the cause: it may hold bytes of the key or of the records.
+            # Drop the cause, which may contain bytes of the key or the records.
             raise DecryptionFailedError from None

@@ -1,7 +1,7 @@
-"""What a commit carries: the batches that streams handed over, as chunks and rows.
+"""The content of a commit: batches taken from streams, as chunks and rows.
 
 Taking batches from a stream is cheap and happens on the event loop. Joining, sealing or compressing
-them takes 1 ms per MiB and more: `build` does that in a thread if there are many bytes.
+them takes at least 1 ms per MiB, so `build` does that in a thread if there are many bytes.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from streamfold.errors import StreamfoldError
 from streamfold.model.configs import Cipher
 from streamfold.model.positions import StreamPosition
 from streamfold.store import keys
-from streamfold.store.engine.engine import Batch, Op, size_of
+from streamfold.store.engine.engine import Op, WriteBatch, size_of
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import ChunkFiles, NewFile
 from streamfold.store.log.chunks import Chunk, StoredChunk
 from streamfold.store.log.sealing import SEALING_OF, SealingKey
+from streamfold.store.log.tail_waiters import reject
 
 if TYPE_CHECKING:
     from streamfold.store.log.stream_log import StreamLog
 
-#: Bytes of records and rows, and number of rows, from which a batch is built in a thread. That costs
-#: 0.2 ms, and 2 ms on a busy machine; copying takes 4 ms per MiB, most of it without the interpreter's
-#: lock. Small rows take 3 to 12 us each: very many would hold up the event loop.
+#: Bytes of records and rows, and number of rows, from which a batch is built in a thread. A thread
+#: costs 0.2 ms, or 2 ms on a busy machine. Copying takes 4 ms per MiB, most of it without the GIL.
+#: Small rows take 3 to 12 us each, so very many would block the event loop.
 _THREAD_FROM_BYTES: Final = 192 << 10
 _THREAD_FROM_ROWS: Final = 600
 
 
 class AppendAck(msgspec.Struct, frozen=True, gc=False):
-    """Positions of a batch's first record, after its last record, and of the durable tail."""
+    """The positions of a batch's start and end, and of the durable tail."""
 
     start: StreamPosition
     end: StreamPosition
@@ -45,12 +47,17 @@ class Accepted(msgspec.Struct, frozen=True, eq=False):
     """A batch that has its slot in the stream but is not durable yet."""
 
     chunk: Chunk
-    ack: asyncio.Future[AppendAck]
+    #: None if the ack of a later batch of the same append covers it.
+    ack: asyncio.Future[AppendAck] | None
     key: SealingKey | None
+
+    def fail(self, error: StreamfoldError) -> None:
+        if self.ack is not None:
+            reject(self.ack, error)
 
 
 class Attached(NamedTuple):
-    """Rows that a caller commits together with a stream's share, and what it waits for."""
+    """Rows that a caller commits together with a stream's share, and the future it waits for."""
 
     rows: Sequence[Op]
     done: asyncio.Future[None]
@@ -61,7 +68,7 @@ class Attached(NamedTuple):
 
 
 class Share(msgspec.Struct, frozen=True, eq=False):
-    """What one commit carries for one stream."""
+    """One stream's share of a commit."""
 
     log: StreamLog
     batches: list[Accepted]
@@ -72,14 +79,14 @@ class Share(msgspec.Struct, frozen=True, eq=False):
     #: Rows other than chunks.
     rows: list[Op]
     metered: int
-    #: Rows of callers, which are in `rows` too.
+    #: Callers' rows, which are also in `rows`.
     attached: list[Attached]
-    #: The records in chunks, and the bytes of the row of each; empty until `build`.
+    #: The records as chunks, and the bytes of each chunk's row; empty until `build`.
     chunks: list[Chunk] = []
     stored_bytes: list[int] = []
 
     def build(self, files: ChunkFiles) -> tuple[list[Op], NewFile | None]:
-        """Make the chunks; return all rows to commit, and the file to write before that, if any.
+        """Build the chunks. Returns all rows to commit, and the file to write before them, if any.
 
         Runs in any thread, but only once.
         """
@@ -110,9 +117,9 @@ class Share(msgspec.Struct, frozen=True, eq=False):
 
 
 class Built(NamedTuple):
-    """The rows of a commit, and the files that must be durable before they are committed."""
+    """The rows of a commit, and the files that must be durable first."""
 
-    batch: Batch
+    batch: WriteBatch
     files: list[NewFile]
 
     @property
@@ -125,7 +132,7 @@ async def build(
     shares: Sequence[Share],
     rows: Sequence[Op],
     files: ChunkFiles,
-    prepare: Callable[[list[Op]], Batch],
+    prepare: Callable[[list[Op]], WriteBatch],
 ) -> Built:
     """The rows of `shares`, in order, and `rows` after them; never holds the event loop for long.
 
@@ -143,8 +150,8 @@ async def build(
         ops += rows
         return Built(prepare(ops), new)
 
-    # Rows may be large, too: a subscription's is up to 1 MiB, and many may come at once. A stream has
-    # one for each of its producers.
+    # Rows may be large too: a subscription's is up to 1 MiB, and many may arrive at once. A stream
+    # has one row per producer.
     size = sum([share.metered for share in shares]) + size_of(rows)
     count = sum([1 + len(share.rows) for share in shares]) + len(rows)
     if size >= _THREAD_FROM_BYTES or count >= _THREAD_FROM_ROWS:
@@ -155,17 +162,17 @@ async def build(
 def _place(
     stream_id: int, stored: Sequence[StoredChunk], files: ChunkFiles
 ) -> tuple[list[bytes], NewFile | None]:
-    """The rows of the chunks, and the file that holds their payloads if these are large."""
+    """Return the rows of the chunks, and the file for their payloads if these are large."""
     if sum([len(chunk.payload) for chunk in stored]) >= files.write_from:
         file, values = files.lay_out(stream_id, stored)
         return values, file
     return [chunk.row for chunk in stored], None
 
 
-def _seal(taken: list[Accepted], stream_id: int, cipher: Cipher) -> list[Chunk]:
-    """Merge neighbours that have the same key, and seal the chunks with it."""
+def _seal(batches: list[Accepted], stream_id: int, cipher: Cipher) -> list[Chunk]:
+    """Merge adjacent batches that share a key, and seal the chunks with it."""
     sealed: list[Chunk] = []
-    for key, group in groupby(taken, lambda accepted: accepted.key):
+    for key, group in groupby(batches, lambda accepted: accepted.key):
         merged = chunks.merge([accepted.chunk for accepted in group])
         if key is not None:
             merged = [chunks.seal(chunk, stream_id, SEALING_OF[cipher], key) for chunk in merged]

@@ -1,7 +1,7 @@
-"""One active stream: sequences its appends, and knows which of them are durable.
+"""One active stream: sequences its appends and tracks which are durable.
 
-Accepting is synchronous: one step checks an append against the newest accepted state and adds it to the
-pending ones. So no lock is needed, and the order of the calls is the order of the records.
+Accepting is synchronous: one step checks an append against the newest accepted state and adds it to
+the pending appends. So no lock is needed, and records are in call order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streamfold.records.batch import Fence, RecordBatch
 from streamfold.records.rules import Slot
 from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
-from streamfold.store.log.admission import AppendRequest, Unrecorded
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.retention import Expiry, Lifetime, TrimPoints, age_limit
 from streamfold.store.log.sealing import GCM_SEQ_NUM_MAX, SealingKey
@@ -38,9 +38,9 @@ from streamfold.store.rows import CleanupRow, ProducerRow, StateRow, StreamRow, 
 
 
 class StreamLog:
-    """The state of one stream; readers may see the records from `readable_from` to `durable`.
+    """The state of one stream. Readers see the records from `readable_from` to `durable`.
 
-    Tens of thousands are in memory without being used, so this takes little: about 1 KiB.
+    Kept small, about 1 KiB, because tens of thousands of idle logs are in memory.
     """
 
     __slots__ = (
@@ -99,21 +99,21 @@ class StreamLog:
         self.row = row
         self._seq_num_max = GCM_SEQ_NUM_MAX if row.cipher is Cipher.AES_256_GCM else U64_MAX
         self.durable = tail
-        #: `trim_grace` in ms.
+        #: `trim_grace` is in ms.
         self.trims = TrimPoints.at(state.trim_point, trim_grace, now)
-        #: Milliseconds after its arrival for which a record is kept; None = no limit.
+        #: Milliseconds for which a record is kept after its arrival; None = no limit.
         self.age_limit = age_limit(row.config)
-        # Nothing that a stream wrote itself arrived before it was created.
+        # No record that the stream wrote itself arrived before its creation.
         self._expiry = Expiry(self.age_limit or 0, 0, 0 if row.lineage else row.created_at)
-        #: Every record below is too old; valid until `_expiry_holds_until`.
+        #: Every record below this has expired. Valid until `_expiry_holds_until`.
         self._expired = 0
         self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
-        #: When the last record arrived, or the stream was created; ms since the Unix epoch.
+        #: When the last record arrived or the stream was created, in ms since the Unix epoch.
         self.arrived_at = arrived_at
-        #: Whether the stream takes no more appends and reads, because it or its basin is deleted.
+        #: Whether the stream rejects appends and reads because it or its basin is deleted.
         self.deleting = row.deleted_at is not None
         self.basin_deleting = False
-        #: Whether the close is durable, so that readers may learn of it.
+        #: Whether the close is durable, so that readers may see it.
         self.durable_closed = state.closed
         self.terms = Terms.of(self.name, row.traits, state, producers or {})
         self.lifetime = Lifetime.of(row.traits, state.lease_until)
@@ -124,23 +124,23 @@ class StreamLog:
         self.failure: StreamfoldError | None = None
         self._next_seq_num = int(tail.seq_num)
         self._last_timestamp = int(tail.timestamp)
-        #: Of the last accepted record. A clock that goes back must not make records look old:
-        #: retention would remove them, and all before them.
+        #: Arrival of the last accepted record. A clock that moves back must not make records look
+        #: old: retention would remove them and all records before them.
         self._last_arrival = arrived_at
         self._fencing_token = state.fencing_token
-        #: Whether the stored state row has the tail; rows of format 3 and earlier do not.
+        #: Whether the stored state row contains the tail. Rows of format 3 and earlier do not.
         self._tail_stored = state.tail is not None
         self._state_changed = False
         self._trim_changed = False
         self._cleaned_up = False
-        # Looked up once: each lookup is a system call in Python 3.11.
+        # Looked up once, because each lookup is a system call in Python 3.11.
         self._loop = asyncio.get_running_loop()
-        #: None while there is nothing pending, and nobody who waits: most logs are idle.
+        #: None while nothing is pending, as in most logs, which are idle.
         self._pending: list[Accepted] | None = None
         self._unsettled = 0
-        #: Shares of this log in commits that are not durable yet.
+        #: Number of shares of this log in commits that are not durable yet.
         self._committing = 0
-        #: Rows that the next commit of this log carries for callers.
+        #: Callers' rows for the next commit of this log.
         self._attached: list[Attached] | None = None
         self._settlers: DurableWaiters | None = None
         #: None before the first follower.
@@ -160,12 +160,12 @@ class StreamLog:
 
     @property
     def unused(self) -> bool:
-        """Whether the stream never had a record, and none is pending."""
+        """The first readable record: not trimmed, and not expired at the last check."""
         return not self._next_seq_num
 
     @property
     def readable_from(self) -> int:
-        """The first record that a reader may get: not trimmed, and not too old at the last check."""
+        """The first retained record. Readers may briefly get some records before it."""
         effective = self.trims.effective
         return effective if effective > self._expired else self._expired
 
@@ -175,7 +175,7 @@ class StreamLog:
         return max(self.trims.durable, self._expired)
 
     def hide_expired(self) -> bool:
-        """Hide what has become too old; False if only storage tells what (`apply_retention`)."""
+        """Hide expired records. Returns False if that requires storage (`apply_retention`)."""
         now = self._now()
         return now <= self._expiry_holds_until or self._move_expiry(now)
 
@@ -189,7 +189,7 @@ class StreamLog:
         return moved is not None
 
     def replace_row(self, row: StreamRow) -> None:
-        """Apply a changed row, which is durable, or is committed next."""
+        """Apply a changed row, which is durable or in the next commit."""
         self.row = row
         self.deleting = self.basin_deleting or row.deleted_at is not None
         self.age_limit = age_limit(row.config)
@@ -201,21 +201,21 @@ class StreamLog:
         return self._expiry.oldest
 
     def expire(self, expiry: Expiry) -> None:
-        """Hide records that are too old; they stay in storage until they are trimmed."""
+        """Hide expired records. They stay on storage until trimmed."""
         if expiry.limit != self._expiry.limit or expiry.seq_num >= self._expiry.seq_num:
             self._expiry = expiry
             self._apply_expiry()
 
     def _apply_expiry(self) -> None:
-        """Cache what every batch of every follower needs."""
+        """Cache the values that every batch of every follower needs."""
         self._expiry_holds_until = self._expiry.holds_until(self.age_limit)
         self._expired = self._expiry.seq_num if self._expiry.limit == self.age_limit else 0
 
-    def accept(self, request: AppendRequest, now: int) -> asyncio.Future[AppendAck] | Unrecorded:
-        """Give the batches of `request` their slots in the stream, or raise and change nothing.
+    def check(self, request: AppendRequest, now: int) -> bool:
+        """Raise if the append is rejected. Returns whether it repeats an earlier accepted append.
 
-        The future resolves when they are durable. A refusal may depend on state that is not durable
-        yet: wait for `settled` before passing it on.
+        A rejection may depend on state that is not durable yet: await `settled` before reporting
+        it.
         """
         if self.failure is not None or self.deleting or self.lifetime.deadline is not None:
             self.check_alive()
@@ -223,7 +223,7 @@ class StreamLog:
             self.check_key(request.key)
         if request.claim is not None:
             if self.terms.repeats(request.claim, now):
-                return Unrecorded.REPEATED
+                return True
         elif self.terms.closed:
             self.terms.check_open()
         token, expected = request.fencing_token, request.match_seq_num
@@ -231,33 +231,33 @@ class StreamLog:
             raise FencingTokenMismatchError(token, self._fencing_token)
         if expected is not None and expected != self._next_seq_num:
             raise SeqNumMismatchError(expected, self._next_seq_num)
+        return False
+
+    def accept(
+        self, request: AppendRequest, now: int, ack: asyncio.Future[AppendAck] | None = None
+    ) -> None:
+        """Assign slots to the batches of a request that passed `check`.
+
+        `ack` resolves when the last batch is durable. Without batches, it does not resolve.
+        """
         batches = request.batches
         if len(batches) == 1 and request.claim is None:
-            # The same as `apply`, in fewer steps: nearly all appends are like this.
+            # Same as below, in fewer steps, for nearly all appends.
             batch = batches[0]
             if self._next_seq_num + batch.count <= self._seq_num_max:
-                return self._sequence(batch, request.key, now)
-        return self.apply(request, now)
-
-    def repeats(self, claim: Claim, key: SealingKey | None, now: int) -> bool:
-        """Whether an append with this `claim` was accepted before; raises if it would be refused."""
-        self.check_alive()
-        self.check_key(key)
-        return self.terms.repeats(claim, now)
-
-    def apply(self, request: AppendRequest, now: int) -> asyncio.Future[AppendAck] | Unrecorded:
-        """What `accept` does when nothing speaks against it."""
+                self._sequence(batch, request.key, now, ack)
+                return
         if self._next_seq_num + request.count > self._seq_num_max:
             raise InvalidError(
                 f"stream {self.name!r} has no sequence numbers left: {self._seq_num_max} is its "
                 "last; append to a new stream"
             )
-        ack = None
-        for batch in request.batches:
-            ack = self._sequence(batch, request.key, now)
+        for batch in batches[:-1]:
+            self._sequence(batch, request.key, now, None)
+        if batches:
+            self._sequence(batches[-1], request.key, now, ack)
         if request.claim is not None:
             self._apply_claim(request.claim, now)
-        return Unrecorded.TERMS if ack is None else ack
 
     def _apply_claim(self, claim: Claim, now: int) -> None:
         first_producer = claim.producer is not None and not self.terms.has_producers
@@ -266,19 +266,23 @@ class StreamLog:
         self.terms.apply(claim, now)
 
     def write_state(self) -> None:
-        """Have the next commit write the state row, whether or not it changed."""
+        """Make the next commit write the state row, even if unchanged."""
         self._state_changed = True
 
     def renew(self, now: int) -> bool:
-        """Extend the stream's lifetime because it is used; True when a commit must store that."""
+        """Extend the lifetime of a stream in use. Returns whether a commit must store that."""
         if self.lifetime.deadline is None or not self.lifetime.renew(now):
             return False
         self._state_changed = True
         return True
 
     def _sequence(
-        self, batch: RecordBatch, key: SealingKey | None, now: int
-    ) -> asyncio.Future[AppendAck]:
+        self,
+        batch: RecordBatch,
+        key: SealingKey | None,
+        now: int,
+        ack: asyncio.Future[AppendAck] | None,
+    ) -> None:
         first, count = self._next_seq_num, batch.count
         config = self.row.config
         slot = Slot(
@@ -301,17 +305,15 @@ class StreamLog:
             self._last_arrival,
             sequenced.payload,
         )
-        ack: asyncio.Future[AppendAck] = self._loop.create_future()
         accepted = Accepted(chunk, ack, key if self.row.cipher else None)
         if self._pending is None:
             self._pending = [accepted]
         else:
             self._pending.append(accepted)
         self._unsettled += 1
-        return ack
 
     def check_key(self, key: SealingKey | None) -> None:
-        """Raise if the stream is encrypted and there is no key."""
+        """Raise if the stream is encrypted and `key` is None."""
         if self.row.cipher is not None and key is None:
             raise KeyRequiredError(self.row.cipher)
 
@@ -324,7 +326,7 @@ class StreamLog:
                 self._trim(min(command.seq_num, first + command.index + 1), at_once=False)
 
     def trim(self, seq_num: int) -> None:
-        """Trim everything below `seq_num`; it takes effect for readers with the next commit."""
+        """Trim everything below `seq_num`. Takes effect for readers with the next commit."""
         self._trim(seq_num, at_once=True)
 
     def _trim(self, seq_num: int, *, at_once: bool) -> None:
@@ -337,23 +339,26 @@ class StreamLog:
             self._state_changed = True
 
     def attach(self, rows: Sequence[Op]) -> asyncio.Future[None]:
-        """Commit `rows` together with everything pending, all of it or nothing; done when durable."""
+        """Commit `rows` atomically with everything pending.
+
+        The future resolves when they are durable.
+        """
         attached = Attached(rows, self._loop.create_future())
         self._attached = [*(self._attached or ()), attached]
         return attached.done
 
     def delete_with_basin(self) -> None:
-        """Refuse all appends and reads from now on: the stream's basin is being deleted."""
+        """Reject all appends and reads from now on, because the stream's basin is being deleted."""
         self.deleting = self.basin_deleting = True
         self.dismiss(BasinDeletingError(self.basin))
 
     def clean_up_done(self) -> None:
-        """Have the next commit remove the clean-up row, unless it carries another trim."""
+        """Make the next commit remove the clean-up row, unless it carries another trim."""
         self._cleaned_up = True
 
     @property
     def status(self) -> StreamStatus:
-        """What is durable of the stream."""
+        """The durable state of the stream."""
         traits, tail = self.row.traits or StreamTraits(), int(self.durable.seq_num)
         return StreamStatus(self.id, traits, self.retained_from, tail, self.durable_closed)
 
@@ -364,7 +369,7 @@ class StreamLog:
         return self.deleting or (deadline is not None and deadline <= self._now())
 
     def check_alive(self) -> None:
-        """Raise unless this object represents a stream that takes appends and reads."""
+        """Raise unless this object represents a stream that accepts appends and reads."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if self.basin_deleting:
@@ -375,23 +380,23 @@ class StreamLog:
             raise StreamNotFoundError(self.basin, self.name)
 
     async def settled(self) -> None:
-        """Return once everything accepted so far is durable; raise if that failed."""
+        """Wait until everything accepted so far is durable. Raises if that fails."""
         if self._unsettled:
             if self._settlers is None:
                 self._settlers = DurableWaiters(self._loop)
-            # Not until nothing is pending: on a busy stream, something always is.
+            # Do not wait until nothing is pending: on a busy stream, something always is.
             await self._settlers.wait_for(self._next_seq_num)
 
     def waiter(self) -> Waiter:
-        """A waiter for a caller of `advanced`; close it afterwards."""
+        """Return a waiter for calls of `advanced`. Close it afterwards."""
         if self._tail_waiters is None:
             self._tail_waiters = TailWaiters(self._loop)
         return Waiter(self._tail_waiters, self._loop)
 
     async def advanced(self, seq_num: int, waiter: Waiter, max_wait: float | None) -> bool:
-        """Wait for a durable record at or after `seq_num`; False when time ran out.
+        """Wait for a durable record at or after `seq_num`. Returns False on timeout.
 
-        Returns True, too, when the stream is closed: nothing more can come.
+        Also returns True when the stream is closed, because no more records can come.
         """
         self.check_alive()
         while self.durable.seq_num <= seq_num and not self.durable_closed:
@@ -405,10 +410,10 @@ class StreamLog:
     # Called by the committer
 
     def take(self) -> Share:
-        """Hand over everything pending as this stream's share of a commit."""
-        taken, self._pending = self._pending or [], None
+        """Take everything pending as this stream's share of a commit."""
+        pending, self._pending = self._pending or [], None
         ops: list[Op] = []
-        if taken or self._state_changed:
+        if pending or self._state_changed:
             ops.append((keys.state(self.id), rows.encode(self._state_row())))
             self._tail_stored = True
         if self.terms.changed:
@@ -422,15 +427,15 @@ class StreamLog:
             ops += rows_of_caller.rows
         share = Share(
             self,
-            taken,
+            pending,
             self.trims.accepted,
             self.trims.accepted_at_once,
             self._trim_changed,
             self.terms.closed,
             ops,
-            taken[0].chunk.metered
-            if len(taken) == 1
-            else sum([accepted.chunk.metered for accepted in taken]),
+            pending[0].chunk.metered
+            if len(pending) == 1
+            else sum([accepted.chunk.metered for accepted in pending]),
             attached,
         )
         self._state_changed = self._trim_changed = self._cleaned_up = False
@@ -451,7 +456,7 @@ class StreamLog:
         )
 
     def settle(self, share: Share) -> None:
-        """Acknowledge what `share` carried: it is durable now."""
+        """Acknowledge the batches of `share`, which is now durable."""
         chunks, batches = share.chunks, share.batches
         self._committing -= 1
         if chunks:
@@ -464,7 +469,7 @@ class StreamLog:
         tail = self.durable
         for accepted in batches:
             ack = accepted.ack
-            if not ack.done():
+            if ack is not None and not ack.done():
                 chunk = accepted.chunk
                 end = tail if accepted is batches[-1] else chunk.end
                 ack.set_result(AppendAck(chunk.start, end, tail))
@@ -478,9 +483,9 @@ class StreamLog:
     def fail(
         self, written: Sequence[Share], unknown: StreamfoldError, unsent: StreamfoldError
     ) -> int:
-        """Give up: `written` may or may not be durable, what is pending certainly is not.
+        """Fail all appends: `written` may or may not be durable, pending ones certainly are not.
 
-        Returns the metered bytes that this frees.
+        Returns the metered bytes that this releases.
         """
         self.failure = unsent
         pending, self._pending = self._pending or [], None
@@ -488,11 +493,11 @@ class StreamLog:
         settlers, self._settlers = self._settlers, None
         for share in written:
             for accepted in share.batches:
-                reject(accepted.ack, unknown)
+                accepted.fail(unknown)
             for rows_of_caller in share.attached:
                 reject(rows_of_caller.done, unknown)
         for accepted in pending:
-            reject(accepted.ack, unsent)
+            accepted.fail(unsent)
         for rows_of_caller in attached:
             reject(rows_of_caller.done, unsent)
         if settlers is not None:
@@ -503,6 +508,6 @@ class StreamLog:
         )
 
     def dismiss(self, error: StreamfoldError) -> None:
-        """Raise `error` in all followers: nothing more will come."""
+        """Raise `error` in all followers, because nothing more will come."""
         if self._tail_waiters is not None:
             self._tail_waiters.fail_all(error)

@@ -1,4 +1,4 @@
-"""Those who wait at the tail of a stream: followers, and callers that need it durable."""
+"""Waiters at a stream's tail: followers, and callers that need it durable."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from streamfold.errors import StreamfoldError
 
-#: Followers woken in one turn of the event loop: serving them takes half a millisecond, after which
-#: others, above all appends, get their turn.
+#: Followers woken per event loop iteration: serving them takes a quarter of a millisecond, after
+#: which other tasks, above all appends, run.
 WAKES_PER_STEP: Final = 32
-#: Seconds between rounds, per follower. Serving one over HTTP takes about 20 us of the event loop: so
-#: followers of one stream use less than half of it, and 1000 of them get 50 ms of appends at once.
-PAUSE_PER_WAITER: Final = 50e-6
-#: Seconds by which a timer may fire early: uvloop counts whole milliseconds.
+#: Seconds between rounds, per follower. Serving a follower over HTTP takes about 7 us of event loop
+#: time. So the followers of one stream use less than half of it, and 1000 of them get 15 ms of
+#: appends at once.
+PAUSE_PER_WAITER: Final = 15e-6
+#: Seconds by which a timer may fire early, because uvloop counts whole milliseconds.
 _TICK: Final = 1e-3
 
 
@@ -22,15 +23,16 @@ class TailWaiters:
     """Wakes the followers at the tail of one stream, in rounds.
 
     Serving a follower costs the same however many records it gets, so a pause between rounds saves
-    work; and all followers of a round share bytes that are made once. A few followers hardly notice the
-    pause: it is about as long as serving them takes. After a longer silence they are woken at once.
+    work, and all followers in a round share bytes that are built once. A few followers hardly
+    notice the pause, which is about as long as serving them takes. After a longer silence they wake
+    at once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: In order of arrival; waiters add and remove themselves.
+        #: In arrival order. Waiters add and remove themselves.
         self.waiting: dict[Waiter, None] = {}
-        #: Waiters of a round that are still to be woken.
+        #: Waiters of the current round that are yet to be woken.
         self._called: deque[Waiter] = deque()
         self._began = float("-inf")
         self._next_round: asyncio.TimerHandle | None = None
@@ -39,7 +41,7 @@ class TailWaiters:
         return len(self.waiting) + len(self._called)
 
     def wake(self) -> None:
-        """Wake all waiters because there is more to read, now or in the next round."""
+        """Wake all waiters, now or in the next round, because there is more to read."""
         if self._next_round is not None or not self.waiting:
             return
         pause = self._began + len(self) * PAUSE_PER_WAITER - self._loop.time()
@@ -49,7 +51,7 @@ class TailWaiters:
             self._next_round = self._loop.call_later(pause, self._begin_round)
 
     def fail_all(self, error: StreamfoldError) -> None:
-        """Raise `error` in all waiters: nothing more will come."""
+        """Raise `error` in all waiters, because nothing more will come."""
         if self._next_round is not None:
             self._next_round.cancel()
             self._next_round = None
@@ -76,10 +78,10 @@ class TailWaiters:
 
 
 class Waiter:
-    """All waits of one follower at the tail; close it after the last.
+    """One follower's waits at the tail. Close it after the last.
 
-    A follower waits again and again, and rarely until the timeout. So one timer serves many waits: when
-    it fires, it checks whether the current wait has timed out.
+    A follower waits again and again, and rarely until the timeout. So one timer serves many waits:
+    when it fires, it checks whether the current wait has timed out.
     """
 
     __slots__ = ("_deadline", "_due", "_loop", "_ready", "_timer", "_waiting")
@@ -88,14 +90,14 @@ class Waiter:
         self._waiting = waiters.waiting
         self._loop = loop
         self._ready: asyncio.Future[bool] | None = None
-        #: Of the current wait, if it has a timeout.
+        #: Deadline of the current wait; None without a timeout.
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         #: When the timer fires.
         self._due = 0.0
 
     def wait(self, max_wait: float | None) -> asyncio.Future[bool]:
-        """True once there is more to read; False after `max_wait` seconds without.
+        """Return a future: True when there is more to read, False after `max_wait` seconds.
 
         Call `stop_waiting` after each wait, however it ends.
         """
@@ -134,7 +136,7 @@ class Waiter:
     def _check_deadline(self) -> None:
         self._timer = None
         if self._deadline is None:
-            return  # the next wait sets it again
+            return  # the next wait sets the timer again
         if self._deadline - self._loop.time() > _TICK:
             self._set_timer(self._deadline)
         else:
@@ -142,21 +144,24 @@ class Waiter:
 
 
 class DurableWaiters:
-    """Callers that wait until the tail of their moment is durable."""
+    """Callers that wait until the tail at the time of their call is durable."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: With the tails, in order.
+        #: Tails and their futures, in order of the tails.
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def wait_for(self, tail: int) -> asyncio.Future[None]:
-        """Done once `tail` is durable; tails never decrease from call to call."""
+        """Return a future that resolves once `tail` is durable.
+
+        Tails must not decrease between calls.
+        """
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((tail, waiter))
         return waiter
 
     def wake(self, tail: int) -> bool:
-        """Wake those whose tail is durable now; returns whether others are left."""
+        """Wake callers whose tail is now durable. Returns whether others are left."""
         while self._waiting and self._waiting[0][0] <= tail:
             waiter = self._waiting.popleft()[1]
             if not waiter.done():
@@ -170,7 +175,7 @@ class DurableWaiters:
 
 
 def reject(waiter: asyncio.Future[Any], error: Exception) -> None:
-    """Raise `error` in the one who waits, if anyone still does."""
+    """Raise `error` in the waiter, if it is still waiting."""
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()  # marks it as retrieved: the caller may have gone

@@ -1,6 +1,6 @@
-"""The terms of a stream: whether it is closed, and how far its producers have come.
+"""The terms of a stream: its closed flag, last Stream-Seq and producers' progress.
 
-One step checks an append against the newest accepted terms, durable or not, and changes them.
+One step checks an append against the newest accepted terms, durable or not, and updates them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op
 from streamfold.store.rows import ProducerRow, StateRow
 
-#: Producers that a stream remembers; idle ones make room for new ones.
+#: Maximum producers that a stream remembers. Idle producers make room for new ones.
 PRODUCERS_MAX = 4096
-#: Milliseconds of silence after which a producer may be forgotten: 7 days.
+#: Milliseconds of inactivity after which a producer may be forgotten: 7 days.
 PRODUCER_IDLE = 7 * 24 * 3600 * 1000
 
 
@@ -36,7 +36,7 @@ class Terms(msgspec.Struct, gc=False):
     content_type: str
     _stream: str
     _producers: dict[str, ProducerRow]
-    #: Ids of producers; a dictionary takes less memory than a set while it is empty.
+    #: Producer ids. An empty dictionary takes less memory than an empty set.
     _changed: dict[str, None] = {}
 
     @classmethod
@@ -47,7 +47,7 @@ class Terms(msgspec.Struct, gc=False):
         state: StateRow,
         producers: dict[str, ProducerRow],
     ) -> Terms:
-        """The terms of a stream in this state."""
+        """Return the terms of a stream in this state."""
         content_type = media_type(traits.content_type) if traits else OCTETS
         return cls(state.closed, state.closed_by, state.stream_seq, content_type, stream, producers)
 
@@ -62,7 +62,7 @@ class Terms(msgspec.Struct, gc=False):
 
     @property
     def producers(self) -> dict[str, ProducerRow]:
-        """The last append of each producer, by its id; must not be changed."""
+        """The last append of each producer, by id. Do not modify."""
         return self._producers
 
     @property
@@ -70,16 +70,16 @@ class Terms(msgspec.Struct, gc=False):
         return len(self._producers)
 
     def producer(self, producer_id: str) -> ProducerRow | None:
-        """The newest epoch of a producer, and its last sequence number."""
+        """Return a producer's newest epoch and last sequence number."""
         return self._producers.get(producer_id)
 
     def check_open(self) -> None:
-        """Raise if no record may follow."""
+        """Raise if the stream is closed."""
         if self.closed:
             raise StreamClosedError(self._stream)
 
     def repeats(self, claim: Claim, now: int) -> bool:
-        """Whether this was appended before; raises if it was not and is refused."""
+        """Return whether this append was made before. Raises if it is new and rejected."""
         if self.closed:
             if self._repeats_close(claim):
                 return True
@@ -93,7 +93,7 @@ class Terms(msgspec.Struct, gc=False):
         return False
 
     def apply(self, claim: Claim, now: int) -> None:
-        """Apply the changes of an accepted append."""
+        """Apply the claim of an accepted append."""
         if producer := claim.producer:
             self._producers[producer.id] = ProducerRow(producer.epoch, producer.seq, now)
             self._changed[producer.id] = None
@@ -105,7 +105,7 @@ class Terms(msgspec.Struct, gc=False):
                 self.closed_by = producer.id, producer.epoch, producer.seq
 
     def take_changes(self, stream_id: int) -> list[Op]:
-        """Rows of the producers that changed since the last call."""
+        """Return the rows of producers that changed since the last call."""
         ops: list[Op] = []
         for producer_id in self._changed:
             row = self._producers.get(producer_id)
@@ -119,24 +119,24 @@ class Terms(msgspec.Struct, gc=False):
         return claim.close and claim.content_type is None
 
     def _repeats(self, producer: Producer, now: int) -> bool:
-        known = self._producers.get(producer.id)
-        if known is None:
+        former = self._producers.get(producer.id)
+        if former is None:
             if producer.seq:
                 raise ProducerGapError(producer.id, 0, producer.seq)
             self._make_room(now)
             return False
-        if producer.epoch < known.epoch:
-            raise ProducerStaleError(producer.id, producer.epoch, known.epoch)
-        if producer.epoch > known.epoch:
+        if producer.epoch < former.epoch:
+            raise ProducerStaleError(producer.id, producer.epoch, former.epoch)
+        if producer.epoch > former.epoch:
             if producer.seq:
                 raise InvalidError(
                     f"producer {producer.id!r} starts epoch {producer.epoch} with sequence number "
                     f"{producer.seq}: start a new epoch with 0"
                 )
             return False
-        if producer.seq > known.seq + 1:
-            raise ProducerGapError(producer.id, known.seq + 1, producer.seq)
-        return producer.seq <= known.seq
+        if producer.seq > former.seq + 1:
+            raise ProducerGapError(producer.id, former.seq + 1, producer.seq)
+        return producer.seq <= former.seq
 
     def _make_room(self, now: int) -> None:
         if len(self._producers) < PRODUCERS_MAX:
@@ -152,6 +152,6 @@ class Terms(msgspec.Struct, gc=False):
         self._changed.update(dict.fromkeys(idle))
 
 
-def _follows(given: str, last: str | None) -> bool:
-    """By bytes, not by characters."""
-    return last is None or given.encode() > last.encode()
+def _follows(seq: str, last: str | None) -> bool:
+    """Compare by bytes, not by characters."""
+    return last is None or seq.encode() > last.encode()

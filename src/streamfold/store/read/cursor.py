@@ -30,12 +30,12 @@ from streamfold.store.read.seek import (
 )
 from streamfold.store.rows import Segment
 
-#: Bytes read after which storage fetches ahead for a reader.
+#: Bytes read by a reader after which storage prefetches for it.
 _EAGER_FROM = 8 << 20
-#: Metered bytes of a compressed chunk from which a thread decompresses it, at 1 ms per MiB.
+#: Metered bytes from which a compressed chunk is decompressed in a thread, at 1 ms per MiB.
 _THREAD_FROM = 256 << 10
-#: Metered bytes of chunks that are read from their file at once, and how many such reads are under way
-#: ahead of one that is waited for: one core decompresses as fast as another sends.
+#: Metered bytes of chunks read from a file at once, and number of such reads in flight ahead of the
+#: awaited one: one core decompresses as fast as another sends.
 _LOAD_BYTES, _LOADS_AHEAD = 1 << 20, 2
 
 
@@ -56,7 +56,7 @@ class Cursor:
         key: SealingKey | None,
     ) -> None:
         self.seq_num = seq_num
-        #: Nothing more follows: the allowance is spent, or `until` was reached.
+        #: Whether the read has ended: the allowance is spent, or `until` was reached.
         self.ended = allowance.spent
         self._mount = mount
         self._log = log
@@ -71,11 +71,11 @@ class Cursor:
         self._eager = False
         #: Bytes read from storage.
         self._fetched = 0
-        #: Last records of chunks behind a damaged block that are not read yet, newest first.
+        #: Last seq_nums of unread chunks behind a damaged block, newest first.
         self._behind_damage: list[int] = []
         #: Closes the scan that `give_up` dropped.
         self._closing: asyncio.Future[None] | None = None
-        #: Chunks that are being read from their files although nobody asked for them yet, in order.
+        #: Chunks being prefetched from their files, in order.
         self._loading: deque[tuple[list[Chunk], asyncio.Task[list[Chunk]]]] = deque()
 
     @property
@@ -83,10 +83,10 @@ class Cursor:
         return self.seq_num >= self._log.durable.seq_num
 
     async def next(self, *, fill: bool) -> ReadBatch | None:
-        """The next batch; None at the tail or at the end of the read.
+        """Return the next batch; None at the tail or at the end of the read.
 
-        Without `fill` a batch ends where a stored chunk ends, so that nothing is decoded; with it, the
-        batch has as many records as the limits allow.
+        Without `fill`, a batch ends where a stored chunk ends, so that nothing is decoded. With
+        `fill`, it has as many records as the limits allow.
         """
         if self.resting:
             self._log.check_alive()
@@ -123,13 +123,14 @@ class Cursor:
         return batch
 
     def advanced(self, max_wait: float | None) -> Coroutine[None, None, bool]:
-        """Wait for more to read, or for the stream's close; False when neither came in time."""
+        """Wait for more records or the stream's close. Returns False on timeout."""
         return self._log.advanced(self.seq_num, self._waiter, max_wait)
 
     @property
     def resting(self) -> bool:
         """Whether everything was read, and no scan or chunk is held."""
-        return self._scan is None and not self._ahead and self.at_tail
+        at_tail = self.seq_num >= self._log.durable.seq_num
+        return at_tail and self._scan is None and not self._ahead
 
     def live(self) -> ReadBatch | None:
         """The records up to the tail as one batch that all followers share; None if there is none.
@@ -157,7 +158,7 @@ class Cursor:
             await self._closing
 
     def give_up(self) -> None:
-        """Drop everything but the position: other readers need the memory."""
+        """Drop everything but the position, because other readers need the memory."""
         self._ahead.clear()
         self._stop_loading()
         if self._scan is not None:
@@ -180,7 +181,7 @@ class Cursor:
         )
 
     def _take_part(self, chunk: Chunk, gathering: _Gathering) -> bool:
-        """Add as much of `chunk` as the limits allow; False if some of it is left."""
+        """Add as much of `chunk` as the limits allow. Returns False if some of it is left."""
         index = payloads.measure(chunk.payload)
         first = max(0, self.seq_num - chunk.first_seq_num)
         until = self._allowance.until
@@ -189,8 +190,8 @@ class Cursor:
         )
         if cut.end_index > first:
             part = memoryview(chunk.payload)[cut.byte_start : cut.byte_end]
-            taken = cut.end_index - first
-            gathering.add(part, chunk.first_seq_num + first, taken, cut.metered)
+            count = cut.end_index - first
+            gathering.add(part, chunk.first_seq_num + first, count, cut.metered)
             self.seq_num = chunk.first_seq_num + cut.end_index
         if cut.end_index == index.count:
             return True
@@ -201,9 +202,9 @@ class Cursor:
         return False
 
     async def _peek(self) -> Chunk | None:
-        """The chunk that holds the next record; None at the tail.
+        """Return the chunk that holds the next record; None at the tail.
 
-        StreamDamagedError if it cannot be read; `seq_num` has passed everything before it then.
+        Raises StreamDamagedError if it cannot be read. Then `seq_num` is past everything before it.
         """
         try:
             return await self._next_chunk()
@@ -214,7 +215,7 @@ class Cursor:
             raise damaged from error
 
     async def _damaged(self, error: DataCorruptError) -> StreamDamagedError:
-        """`error` with the records that cannot be read."""
+        """Return `error` with the records that cannot be read."""
         if isinstance(error, StreamDamagedError):
             return error
         if isinstance(error, TableDamagedError):
@@ -255,7 +256,7 @@ class Cursor:
     async def _unpack_first(self) -> None:
         """Decompress the first chunk ahead, and keep it even if others need the memory meanwhile.
 
-        Without that, many readers could take turns to read and drop the same chunks without end.
+        Otherwise many readers could forever take turns reading and dropping the same chunks.
         """
         chunk = self._ahead.popleft()
         try:
@@ -265,7 +266,7 @@ class Cursor:
             self._ahead.appendleft(chunk)
 
     async def _load_first(self) -> None:
-        """Read the first chunks ahead from their file, and keep them as `_unpack_first` does."""
+        """Load the first chunks ahead from their file, and keep them as `_unpack_first` does."""
         if self._loading and self._loading[0][0][0] is not self._ahead[0]:
             self._stop_loading()
         run, loading = self._loading.popleft() if self._loading else (self._run_from(0), None)
@@ -277,7 +278,7 @@ class Cursor:
         try:
             loaded = await (loading or self._mount.files.read(run))
         except BlobNotFoundError:
-            self._log.check_alive()  # a deleted stream's files go, too
+            self._log.check_alive()  # a deleted stream's files are deleted too
             if run[-1].last_seq_num >= self._log.readable_from:
                 seq_nums = range(max(self.seq_num, run[0].first_seq_num), run[-1].last_seq_num + 1)
                 gone = missing(run[-1])
@@ -288,13 +289,13 @@ class Cursor:
         finally:
             self._ahead.extendleft(reversed(loaded))
         self._fetched += sum(chunk.metered for chunk in loaded)
-        held = sum(len(chunk.payload) for chunk in self._ahead) + _LOADS_AHEAD * _LOAD_BYTES
-        self._mount.scans.hold(self, self._eager, held)
+        read_ahead = sum(len(chunk.payload) for chunk in self._ahead) + _LOADS_AHEAD * _LOAD_BYTES
+        self._mount.scans.hold(self, self._eager, read_ahead)
 
     async def _load_whole(self, run: list[Chunk]) -> list[Chunk]:
-        """`run`, of which a chunk is damaged, with the payloads of those before it.
+        """Load the payloads of `run` up to its first damaged chunk.
 
-        Raises if it is the first one.
+        Raises if the first chunk is damaged.
         """
         loaded = await self._mount.files.read(run[:1])
         for chunk in run[1:]:
@@ -305,7 +306,7 @@ class Cursor:
         return loaded + run[len(loaded) :]
 
     def _load_ahead(self) -> None:
-        """Begin to read the chunks that follow those that are being read."""
+        """Start prefetching the chunks after those already being loaded."""
         first = sum(len(run) for run, _ in self._loading)
         while len(self._loading) < _LOADS_AHEAD and first < len(self._ahead):
             if not self._ahead[first].in_file:
@@ -315,7 +316,7 @@ class Cursor:
             first += len(run)
 
     def _run_from(self, first: int) -> list[Chunk]:
-        """The chunks ahead from `first` on that can be read at once: neighbours in one file."""
+        """Return the chunks ahead from `first` on that one read can load: adjacent in one file."""
         run, metered = [self._ahead[first]], self._ahead[first].metered
         for chunk in islice(self._ahead, first + 1, None):
             metered += chunk.metered
@@ -329,7 +330,7 @@ class Cursor:
             _discard(self._loading.pop()[1])
 
     def _check_no_hole(self, chunk: Chunk) -> None:
-        """Raise if records before `chunk` are missing: only trimmed ones may be."""
+        """Raise if records before `chunk` are missing although they are not trimmed."""
         if chunk.first_seq_num > self.seq_num:
             raise self._missing(chunk.first_seq_num)
 
@@ -344,7 +345,7 @@ class Cursor:
             self._ahead.extend(recent)
             return
         async with self._mount.scans.fetching:
-            self._mount.scans.release(self)  # no other reader may close the scan from here on
+            self._mount.scans.release(self)  # from here on, no other reader may close the scan
             await self._fetch()
             if self._scan is not None:
                 size = sum(len(chunk.payload) for chunk in self._ahead)
@@ -376,7 +377,7 @@ class Cursor:
         if page is not None:
             parts = self._decode(page)
             if len(parts) < len(page):
-                await self._end_scan()  # the next one starts at the row that cannot be read
+                await self._end_scan()  # the next scan starts at the unreadable row
             self._ahead.extend(part for part in parts if part.first_seq_num < limit)
             self._fetched += sum(len(part.payload) for part in parts)
             if self._ahead:
@@ -386,9 +387,9 @@ class Cursor:
             raise self._missing(int(limit))
 
     async def _fetch_behind_damage(self) -> bool:
-        """Read the next chunks one by one, behind a block that no scan passes.
+        """Read the next chunks one by one, behind a block that no scan can pass.
 
-        False if the block may hold the next one itself.
+        Returns False if the next chunk may be in the block itself.
         """
         if not self._behind_damage:
             behind = await chunks_behind_damage(self._mount, self._log, self.seq_num)
@@ -401,13 +402,13 @@ class Cursor:
             if last_seq_num < self.seq_num:
                 continue
             value = await self._mount.engine.get(keys.chunk(self._log.id, last_seq_num))
-            if value is not None:  # else it was trimmed meanwhile
+            if value is not None:  # otherwise it was trimmed meanwhile
                 self._ahead.append(chunks.decode(value))
                 size += len(value)
         return bool(self._ahead) or self.seq_num < self._log.readable_from
 
     def _decode(self, page: list[Row]) -> list[Chunk]:
-        """The chunks before the first one that cannot be read; raises if that is the first of all."""
+        """Decode the chunks before the first unreadable one. Raises if the first is unreadable."""
         parts: list[Chunk] = []
         for key, value in page:
             try:
@@ -421,7 +422,7 @@ class Cursor:
 
 
 def _discard(loading: asyncio.Task[list[Chunk]]) -> None:
-    """End a read whose result is not needed, and ignore why it failed if it did."""
+    """Cancel a read whose result is not needed, and ignore its failure."""
     loading.cancel()
     loading.add_done_callback(lambda done: done.cancelled() or done.exception())
 

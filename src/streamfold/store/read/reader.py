@@ -1,18 +1,16 @@
-"""Reads: the stream that a request opens, where reads start, when they wait, when they end."""
+"""Reads: where they start, when they wait and when they end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import msgspec
 
 from streamfold.errors import PositionTrimmedError, PositionUnwrittenError
-from streamfold.model.configs import Cipher
-from streamfold.model.positions import StreamPosition
+from streamfold.model.positions import StartKind, StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.model.resources import StreamStatus
 from streamfold.store.log.sealing import SealingKey
@@ -24,17 +22,15 @@ from streamfold.store.read.requests import (
     Allowance,
     ReadBatch,
     ReadRequest,
-    StartKind,
     from_seq_num,
 )
 from streamfold.store.read.seek import apply_retention, seek_timestamp
-from streamfold.store.usage.recorder import UsageRecorder
 
 
 async def read_once(
     mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
 ) -> ReadBatch:
-    """One batch; empty if no record came to the tail within `request.wait`."""
+    """Return one batch, which is empty if no record reaches the tail within `request.wait`."""
     count = BATCH_RECORDS_MAX if request.count is None else min(request.count, BATCH_RECORDS_MAX)
     size = BATCH_BYTES_MAX if request.bytes is None else min(request.bytes, BATCH_BYTES_MAX)
     request = replace(request, count=count, bytes=size)
@@ -45,7 +41,7 @@ async def read_once(
         wait = min(request.wait or 0.0, WAIT_MAX)
         if cursor.ended or not wait:
             return _empty(cursor.seq_num, None)
-        # New records may be trimmed before they are read: then wait for the rest of the time.
+        # New records may be trimmed before they are read. Then wait for the remaining time.
         deadline = _now() + wait
         while await cursor.advanced(deadline - _now()):
             if batch := await cursor.next(fill=True):
@@ -57,41 +53,71 @@ async def read_once(
         await cursor.close()
 
 
-class Reader:
-    """Reads forward from a position in a stream; not from two tasks at once.
+class ReaderCalls(NamedTuple):
+    """Callbacks of a reader."""
 
-    `read` returns what is durable and never waits at the tail. `next` does, as the request says:
-    first come the stored records, then new ones.
+    #: Called with the metered bytes of every returned batch.
+    delivered: Callable[[int], None] | None = None
+    #: Awaited before a batch is read for this reader alone.
+    before_own_batch: Callable[[], Awaitable[None]] | None = None
+
+
+_NO_CALLS: Final = ReaderCalls()
+
+
+class Reader:
+    """Reads forward from a position in a stream. Must not be used by two tasks at once.
+
+    `read` returns durable records and never waits at the tail. `next` waits as the request
+    specifies: it returns the stored records first, then new ones.
     """
 
     def __init__(
-        self, log: StreamLog, cursor: Cursor, request: ReadRequest, *, skip_trimmed: bool = True
+        self,
+        log: StreamLog,
+        cursor: Cursor,
+        request: ReadRequest,
+        calls: ReaderCalls,
+        *,
+        skip_trimmed: bool = True,
     ) -> None:
         self._log = log
         self._cursor = cursor
         self._request = request
         self._skip_trimmed = skip_trimmed
-        #: Called with the metered bytes of every batch that is returned.
-        self.on_delivered: Callable[[int], None] = lambda metered: None
-        #: Awaited before a batch is read for this reader alone.
-        self.before_own_batch: Callable[[], Awaitable[None]] | None = None
+        self._calls = calls
         self._may_follow = request.may_follow
         self._live = False
         self._deadline: float | None = None
 
     @classmethod
     async def open(
-        cls, mount: Mount, log: StreamLog, request: ReadRequest, key: SealingKey | None
+        cls,
+        mount: Mount,
+        log: StreamLog,
+        request: ReadRequest,
+        key: SealingKey | None,
+        calls: ReaderCalls = _NO_CALLS,
     ) -> Reader:
-        """Find the start; raises PositionUnwrittenError if the read cannot return anything from it."""
-        return cls(log, await _open(mount, log, request, key), request)
+        """Find the start.
+
+        Raises PositionUnwrittenError if the read cannot return anything from it.
+        """
+        return cls(log, await _open(mount, log, request, key), request, calls)
 
     @classmethod
-    def at(cls, mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None) -> Reader:
-        """A reader without limits from `seq_num` on, which raises instead of leaving records out."""
+    def at(
+        cls,
+        mount: Mount,
+        log: StreamLog,
+        seq_num: int,
+        key: SealingKey | None,
+        calls: ReaderCalls = _NO_CALLS,
+    ) -> Reader:
+        """Return an unlimited reader from `seq_num` on, which raises rather than skip records."""
         request = ReadRequest(from_seq_num(seq_num))
         cursor = Cursor(mount, log, seq_num, Allowance(None, None, None), key)
-        return cls(log, cursor, request, skip_trimmed=False)
+        return cls(log, cursor, request, calls, skip_trimmed=False)
 
     @property
     def status(self) -> StreamStatus:
@@ -108,43 +134,46 @@ class Reader:
 
     @property
     def closed(self) -> bool:
-        """Whether everything was read, and the stream is closed."""
+        """Whether everything was read and the stream is closed."""
         return self._log.durable_closed and self.at_tail
 
     @property
     def resting(self) -> bool:
-        """Whether everything was read, and nothing is held for this reader."""
+        """Whether everything was read and nothing is held for this reader."""
         return self._cursor.resting
 
     async def read(self) -> ReadBatch | None:
-        """The next batch, about 1 MiB at most; None at the tail or at the end of the read.
+        """Return the next batch, at most about 1 MiB; None at the tail or at the end of the read.
 
-        PositionTrimmedError if the next record was trimmed and this reader may not leave it out.
+        Raises PositionTrimmedError if the next record was trimmed and this reader may not skip it.
         """
         cursor = self._cursor
+        if cursor.resting:
+            self._log.check_alive()
+            return None
         seq_num = cursor.seq_num
         batch = cursor.live()
         if batch is None:
-            if self.before_own_batch is not None and not cursor.resting:
-                await self.before_own_batch()
+            if self._calls.before_own_batch is not None:
+                await self._calls.before_own_batch()
             batch = await cursor.next(fill=False)
         if not self._skip_trimmed:
             reached = cursor.seq_num if batch is None else batch.first_seq_num
             if reached > seq_num:
                 raise PositionTrimmedError(seq_num, self._log.retained_from)
-        if batch is not None:
-            self.on_delivered(batch.metered)
+        if batch is not None and self._calls.delivered is not None:
+            self._calls.delivered(batch.metered)
         return batch
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for more to read, or for the stream's close; False when neither came in time."""
+        """Wait for more records or the stream's close. Returns False on timeout."""
         return await self._cursor.advanced(seconds)
 
     async def next(self, heartbeat: float | None = None) -> ReadBatch | None:
-        """The next batch, or None at the end of the read.
+        """Return the next batch, or None at the end of the read.
 
-        A batch that ends at the tail carries it. An empty batch comes when the reader first waits
-        there, and then after every `heartbeat` seconds without records.
+        A batch that ends at the tail carries the tail. The reader returns an empty batch when it
+        first waits at the tail, and then after every `heartbeat` seconds without records.
         """
         while True:
             batch = await self.read()
@@ -219,44 +248,7 @@ def _now() -> float:
 
 
 async def renew(mount: Mount, log: StreamLog) -> None:
-    """Extend the lifetime of a stream that is read."""
+    """Extend the lifetime of a stream that is being read."""
     if log.renew(mount.now()) and mount.committer.read_only is None:
         # Otherwise a crash now could end the stream early.
         await mount.committer.write_with(log)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStream:
-    """What a caller may do with a stream whose log it has a lease of."""
-
-    mount: Mount
-    log: StreamLog
-    usage: UsageRecorder
-
-    @property
-    def cipher(self) -> Cipher | None:
-        return self.log.row.cipher
-
-    @property
-    def tail(self) -> StreamPosition:
-        """The position after the last durable record."""
-        return self.log.durable
-
-    async def read(self, request: ReadRequest, key: SealingKey | None = None) -> ReadBatch:
-        """One batch of at most 1000 records and 1 MiB; PositionUnwrittenError at the tail."""
-        await renew(self.mount, self.log)
-        batch = await read_once(self.mount, self.log, request, key)
-        self.usage.record_read(self.log.basin, batch.metered)
-        return batch
-
-    @asynccontextmanager
-    async def follow(
-        self, request: ReadRequest, key: SealingKey | None = None
-    ) -> AsyncIterator[Reader]:
-        """A reader of the stored records and then of new ones, within the limits of `request`."""
-        await renew(self.mount, self.log)
-        reader = await Reader.open(self.mount, self.log, request, key)
-        self.usage.record_read_session(self.log.basin)
-        reader.on_delivered = partial(self.usage.record_delivery, self.log.basin)
-        async with aclosing(reader):
-            yield reader

@@ -1,32 +1,25 @@
-"""What a read asks for, what it gets, and how much all open scans may hold together."""
+"""Read requests and batches, and the limit on all open scans."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from streamfold.errors import InvalidError
-from streamfold.model.positions import U64_MAX, StreamPosition
+from streamfold.model.positions import U64_MAX, StartKind, StreamPosition
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, SequencedRecord
 from streamfold.records import payload as payloads
 
-#: Seconds that a single read may wait at the tail.
+#: Maximum seconds that a single read may wait at the tail.
 WAIT_MAX = 60.0
-
-
-class StartKind(enum.Enum):
-    SEQ_NUM = "seq_num"
-    TIMESTAMP = "timestamp"
-    TAIL_OFFSET = "tail_offset"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStart:
-    """Where a read starts: at a seq_num, at a timestamp, or some records before the tail."""
+    """Where a read starts: at a seq_num, at a timestamp, or a number of records before the tail."""
 
     kind: StartKind
     value: int
@@ -37,17 +30,17 @@ class ReadStart:
 
 
 def from_seq_num(seq_num: int) -> ReadStart:
-    """Read from this record on."""
+    """Start at this seq_num."""
     return ReadStart(StartKind.SEQ_NUM, seq_num)
 
 
 def from_timestamp(timestamp: int) -> ReadStart:
-    """Read from the first record of this time (ms since the Unix epoch), or later."""
+    """Start at the first record with this timestamp (ms since the Unix epoch) or a later one."""
     return ReadStart(StartKind.TIMESTAMP, timestamp)
 
 
 def from_tail(offset: int = 0) -> ReadStart:
-    """Read from so many records before the tail; 0 waits for what comes."""
+    """Start `offset` records before the tail. With 0, the read waits for new records."""
     return ReadStart(StartKind.TAIL_OFFSET, offset)
 
 
@@ -61,9 +54,9 @@ class ReadRequest:
     bytes: int | None = None
     #: Timestamp of the first record not to return.
     until: int | None = None
-    #: Start at the tail instead of failing when the start is beyond it.
+    #: Whether to start at the tail instead of failing when the start is beyond it.
     clamp: bool = False
-    #: Seconds to wait at the tail for records; None = no limit when following without limits, else 0.
+    #: Seconds to wait at the tail; None = no limit when following without limits, otherwise 0.
     wait: float | None = None
 
     def __post_init__(self) -> None:
@@ -84,22 +77,23 @@ class ReadRequest:
 
     @property
     def bounded(self) -> bool:
+        """Whether a count, a size or a time ends the read."""
         return not (self.count is None and self.bytes is None and self.until is None)
 
     @property
     def may_follow(self) -> bool:
-        """Whether the read may stay at the tail for records to come."""
+        """Whether the read may wait at the tail for new records."""
         return not self.bounded or bool(self.wait)
 
 
 class ReadBatch(msgspec.Struct, frozen=True):
-    """Consecutive records as the bytes that storage holds; without records, a heartbeat."""
+    """Consecutive records as stored bytes. Without records, a heartbeat."""
 
     parts: tuple[bytes | memoryview, ...]
     first_seq_num: int
     count: int
     metered: int
-    #: The durable tail, when the batch ends there.
+    #: The durable tail, if the batch ends there.
     tail: StreamPosition | None
 
     @property
@@ -113,7 +107,7 @@ class ReadBatch(msgspec.Struct, frozen=True):
         return first, self.first_seq_num, self.count, self.tail
 
     def payload(self) -> bytes:
-        """The records in protobuf form: field 1 of S2's ReadBatch, repeated."""
+        """Return the records in protobuf form: field 1 of S2's ReadBatch, repeated."""
         return b"".join(self.parts)
 
     def records(self) -> list[SequencedRecord]:
@@ -137,7 +131,7 @@ class Allowance:
         return self.count == 0 or self.bytes == 0
 
     def of_one_batch(self) -> tuple[int, int]:
-        """Records and metered bytes that the next batch may have."""
+        """Return the maximum records and metered bytes of the next batch."""
         count = BATCH_RECORDS_MAX if self.count is None else min(self.count, BATCH_RECORDS_MAX)
         size = BATCH_BYTES_MAX if self.bytes is None else min(self.bytes, BATCH_BYTES_MAX)
         return count, size
@@ -149,15 +143,15 @@ class Allowance:
             self.bytes -= batch.metered
 
 
-#: Bytes that all readers of one store may have read ahead.
+#: Maximum bytes read ahead by all readers of one store.
 _BYTES_MAX = 128 << 20
-#: Bytes that SlateDB itself holds for an open scan, measured: for an eager one, which fetches several
+#: Measured bytes that SlateDB holds for an open scan: for an eager one, which fetches several
 #: blocks of each table at once, and for any other.
 _EAGER_BYTES = 40 << 20
 _LEAN_BYTES = 8 << 20
-#: Pages fetched at the same time; their scans cannot be closed meanwhile.
+#: Pages fetched concurrently. Their scans cannot be closed meanwhile.
 _FETCHES_MAX = 16
-#: Chunks that threads decompress at the same time: the same threads sync commits.
+#: Chunks decompressed in threads concurrently. Few, because the same threads sync commits.
 _UNPACKS_MAX = 2
 
 
@@ -165,40 +159,40 @@ class ReadsAhead(Protocol):
     """A reader with an open scan."""
 
     def give_up(self) -> None:
-        """Close the scan and drop what was read ahead; a later read continues from the position."""
+        """Close the scan and drop what was read ahead. A later read continues from the position."""
         ...
 
 
 class OpenScans:
-    """Bounds what readers hold: beyond the limit, those idle longest lose their scans.
+    """Bounds open scans: beyond the limit, closes the least recently used reader's scan.
 
-    A slow client then keeps only its position; reopening its scan takes about a millisecond on local
-    disk.
+    A slow client then keeps only its position. Reopening its scan takes about a millisecond on
+    local disk.
     """
 
     def __init__(self) -> None:
         self.fetching = asyncio.Semaphore(_FETCHES_MAX)
         self.unpacking = asyncio.Semaphore(_UNPACKS_MAX)
-        #: Longest unused first.
-        self._held: dict[ReadsAhead, int] = {}
+        #: Least recently used first.
+        self._sizes: dict[ReadsAhead, int] = {}
         self._total = 0
 
     @property
     def room_for_eager(self) -> bool:
-        """Whether one more reader may fetch far ahead, which is fast but takes much memory."""
+        """Whether one more reader may prefetch far ahead, which is fast but takes much memory."""
         return self._total + _EAGER_BYTES <= _BYTES_MAX
 
     def hold(self, reader: ReadsAhead, eager: bool, read_ahead: int) -> None:
-        """Count the scan of `reader`; other readers may lose theirs for it."""
+        """Count the scan of `reader`. Other readers may lose theirs to make room."""
         self.release(reader)
         size = (_EAGER_BYTES if eager else _LEAN_BYTES) + read_ahead
-        while self._held and self._total + size > _BYTES_MAX:
-            oldest = next(iter(self._held))
+        while self._sizes and self._total + size > _BYTES_MAX:
+            oldest = next(iter(self._sizes))
             self.release(oldest)
             oldest.give_up()
-        self._held[reader] = size
+        self._sizes[reader] = size
         self._total += size
 
     def release(self, reader: ReadsAhead) -> None:
-        """Stop counting `reader`, which cannot lose its scan from here on."""
-        self._total -= self._held.pop(reader, 0)
+        """Stop counting `reader`. Its scan can no longer be taken away."""
+        self._total -= self._sizes.pop(reader, 0)

@@ -1,6 +1,6 @@
-"""Finds the chunk with a record: by its seq_num, by its timestamp, or by its time of arrival.
+"""Finds the chunk that holds a record, by seq_num, timestamp or time of arrival.
 
-A fork reads the chunks of the streams it came from, and copies nothing. Timestamps and times of arrival
+A fork reads the chunks of the streams it came from and copies nothing. Timestamps and arrival times
 never decrease within a stream, so a binary search over seq_nums finds the chunk: about
 log2(records) seeks, and no second index to write.
 """
@@ -26,17 +26,17 @@ from streamfold.store.log.stream_log import StreamLog
 from streamfold.store.mount import Mount
 from streamfold.store.rows import Segment, StreamRow
 
-#: Streams whose records a fork may have, beside its own: rows, memory and reads grow with them.
+#: Maximum streams that a fork may inherit records from: rows, memory and reads grow with them.
 FORK_DEPTH_MAX = 64
-#: Chunks whose arrivals are looked up together, because they will be too old one after the other: in a
-#: busy stream that is every few milliseconds, and a search of its own for each would take all time.
+#: Chunks whose arrival times are looked up together, because they will expire one after the other.
+#: In a busy stream that is every few milliseconds, and a search for each would take all the time.
 _CHUNKS_AHEAD = 256
-#: The newest chunks of a stream that are found behind a damaged block: each takes a read of its own.
+#: Maximum newest chunks to find behind a damaged block: each takes its own read.
 BEHIND_DAMAGE_MAX = 10_000
 
 
 def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
-    """The inherited segment with this record; None if the stream wrote it itself."""
+    """Return the inherited segment that holds this record; None if the stream wrote it itself."""
     for segment in row.lineage:
         if seq_num < segment.end:
             return segment
@@ -44,14 +44,14 @@ def segment_of(row: StreamRow, seq_num: int) -> Segment | None:
 
 
 def ends_at(row: StreamRow, seq_num: int) -> bool:
-    """Whether an inherited segment ends at `seq_num`."""
+    """Return whether an inherited segment ends at `seq_num`."""
     return any(segment.end == seq_num for segment in row.lineage)
 
 
 def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
-    """The lineage of a fork that inherits everything of `row`'s stream below `end`.
+    """Return the lineage of a fork that inherits everything in `row`'s stream below `end`.
 
-    Raises InvalidError if that would be too deep a chain of forks.
+    Raises InvalidError if the chain of forks would be too deep.
     """
     lineage = [segment for segment in row.lineage if segment.end < end]
     following = next((s for s in row.lineage if s.end >= end), None)
@@ -65,21 +65,21 @@ def fork_at(row: StreamRow, end: int) -> tuple[Segment, ...]:
 
 
 def span_from(row: StreamRow, seq_num: int) -> tuple[bytes, bytes]:
-    """The range of keys from the chunk that holds `seq_num` on, in the stream that wrote it."""
+    """Return the keys from the chunk that holds `seq_num` on, in the stream that wrote it."""
     segment = segment_of(row, seq_num)
     holder = row.id if segment is None else segment.stream_id
     return keys.chunk(holder, seq_num), keys.chunks_end(holder)
 
 
 def next_segment(chunk: Chunk, row: StreamRow, seq_num: int) -> int:
-    """The first record after the stream's part of `chunk`, which holds its record `seq_num`."""
+    """Return the end of the stream's part of `chunk`, which holds its record `seq_num`."""
     segment = segment_of(row, seq_num)
     end = chunk.last_seq_num + 1
     return end if segment is None else min(end, segment.end)
 
 
 def own_part(chunk: Chunk, row: StreamRow, key: SealingKey | None) -> Chunk:
-    """The stream's part of `chunk`, in the clear."""
+    """Return the stream's part of `chunk`, in the clear."""
     segment = segment_of(row, chunk.first_seq_num)
     if segment is None:
         return chunks.clear(chunk, row.id, key)
@@ -89,7 +89,7 @@ def own_part(chunk: Chunk, row: StreamRow, key: SealingKey | None) -> Chunk:
 async def chunk_from(
     mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
 ) -> Chunk | None:
-    """This stream's part of the chunk that holds `seq_num`."""
+    """Return this stream's part of the chunk that holds `seq_num`."""
     chunk = await _bounds_from(mount, log, seq_num, key)
     return None if chunk is None else await _loaded(mount, log, chunk)
 
@@ -97,7 +97,10 @@ async def chunk_from(
 async def _bounds_from(
     mount: Mount, log: StreamLog, seq_num: int, key: SealingKey | None
 ) -> Chunk | None:
-    """The same, but its payload may still be in its file."""
+    """Return this stream's part of the chunk that holds `seq_num`, maybe without its payload.
+
+    The payload may still be in its file.
+    """
     chunk = await _stored_chunk(mount, log, seq_num)
     segment = segment_of(log.row, seq_num)
     if chunk is None or segment is None or chunk.last_seq_num < segment.end:
@@ -108,7 +111,7 @@ async def _bounds_from(
 async def seek_timestamp(
     mount: Mount, log: StreamLog, timestamp: int, key: SealingKey | None
 ) -> int:
-    """seq_num of the first record at or after `timestamp`; the tail if there is none."""
+    """Return the first seq_num at or after `timestamp`; the tail if there is none."""
     while True:
         first = log.readable_from
         try:
@@ -131,16 +134,16 @@ async def _seek_timestamp(
         lambda chunk: chunk.last_timestamp >= timestamp,
     )
     if chunk is None:
-        return tail  # not the tail of now: nobody has looked at what came meanwhile
+        return tail  # not the current tail: nobody has checked the records appended meanwhile
     if damaged := gaps.get(chunk.first_seq_num):
-        raise damaged  # the record may be one of these
+        raise damaged  # it may contain the wanted record
     clear = own_part(await _loaded(mount, log, chunk), log.row, key)
     within = payloads.measure(clear.payload).index_of_timestamp(timestamp)
     return max(chunk.first_seq_num + within, first)
 
 
 async def apply_retention(mount: Mount, log: StreamLog) -> None:
-    """Move `log.readable_from` past every record that is too old now."""
+    """Move `log.readable_from` past every expired record."""
     if log.hide_expired():
         return
     limit, now = log.age_limit, mount.now()
@@ -158,7 +161,8 @@ async def apply_retention(mount: Mount, log: StreamLog) -> None:
         lambda chunk: chunk.arrived_at >= horizon,
     )
     if chunk is None:
-        log.expire(Expiry(limit, tail, now))  # not beyond: what came meanwhile is new
+        # Not beyond `tail`: records appended meanwhile are new.
+        log.expire(Expiry(limit, tail, now))
         return
     if log.hide_expired():
         return  # another reader has looked ahead meanwhile
@@ -169,7 +173,7 @@ async def apply_retention(mount: Mount, log: StreamLog) -> None:
 async def _chunks_ahead(
     mount: Mount, log: StreamLog, seq_num: int, tail: int
 ) -> tuple[array[int], array[int]]:
-    """The first records and the arrivals of chunks from `seq_num` on: as many as one page has."""
+    """Return first seq_nums and arrival times of the chunks from `seq_num` on, at most one page."""
     starts, arrivals = array("q"), array("q")
     segment = segment_of(log.row, seq_num)
     end = tail if segment is None else min(tail, segment.end)
@@ -185,24 +189,24 @@ async def _chunks_ahead(
                     arrivals.append(chunk.arrived_at)
                 break
         except TableDamagedError:
-            pass  # the next search meets it, and knows what to do
+            pass  # the next search meets the damage and handles it
     return starts, arrivals
 
 
 async def _stored_chunk(mount: Mount, log: StreamLog, seq_num: int) -> Chunk | None:
-    """The whole chunk that holds `seq_num`, from the stream that wrote it."""
+    """Return the whole chunk that holds `seq_num`, from the stream that wrote it."""
     row = await first_row(mount.engine, *span_from(log.row, seq_num))
     return chunks.decode(row[1]) if row else None
 
 
 async def _loaded(mount: Mount, log: StreamLog, chunk: Chunk) -> Chunk:
-    """`chunk` of `log`'s stream with its payload."""
+    """Return `chunk` of `log`'s stream with its payload loaded."""
     if not chunk.in_file:
         return chunk
     try:
         return (await mount.files.read([chunk]))[0]
     except BlobNotFoundError:
-        log.check_alive()  # a deleted stream's files go, too
+        log.check_alive()  # a deleted stream's files are deleted too
         raise missing(chunk) from None
 
 
@@ -222,18 +226,19 @@ async def damaged_records(
 class ChunksBehindDamage(NamedTuple):
     """The newest chunks of a stream, as far back as they can be read one by one."""
 
-    #: Their last records, newest first.
+    #: Their last seq_nums, newest first.
     last_seq_nums: Sequence[int]
-    #: The first record of the oldest of them; the tail if there is none.
+    #: The first seq_num of the oldest one; the tail if there are none.
     first_seq_num: int
 
 
 async def chunks_behind_damage(mount: Mount, log: StreamLog, seq_num: int) -> ChunksBehindDamage:
-    """The newest chunks that the stream wrote itself, back to the one that holds `seq_num`.
+    """Return the newest chunks that the stream wrote itself, back to the one that holds `seq_num`.
 
-    No scan passes a damaged block that may hold more rows of the stream. But a newer table has the
-    rows that were appended after it, and a read of one row finds it there. A chunk's key is its last
-    record, and its value says which is its first: the one before that is the last of another chunk.
+    No scan can pass a damaged block that may hold more rows of the stream. But a newer table has
+    the rows that were appended after the block, and a point read finds them there. A chunk's key is
+    its last seq_num and its value contains its first, so the seq_num before that is the key of
+    another chunk.
     """
     first = int(log.durable.seq_num)
     last_seq_nums: list[int] = []
@@ -257,11 +262,11 @@ async def _chunk_after(
     start = error.span.end
     while start < end:
         try:
-            found = await first_row(mount.engine, start, end)
+            first = await first_row(mount.engine, start, end)
         except TableDamagedError as further:
             start = further.span.end
         else:
-            return None if found is None else chunks.decode(found[1])
+            return None if first is None else chunks.decode(first[1])
     return None
 
 
@@ -272,10 +277,10 @@ async def _around(
     reading: Awaitable[Chunk | None],
     gaps: dict[int, StreamDamagedError],
 ) -> Chunk | None:
-    """What `reading` finds; in place of a damaged chunk, one that is as late as those after it.
+    """Return the result of `reading`, or a stand-in for a damaged chunk, as late as the next one.
 
-    So a search takes damaged records for later than they are: retention never removes them because
-    they cannot be read. Adds them to `gaps`.
+    So a search takes damaged records for later than they are: retention never removes records
+    because they are unreadable. Adds them to `gaps`.
     """
     try:
         return await reading
@@ -297,9 +302,9 @@ async def _first_chunk(
     chunk_at: Callable[[int], Awaitable[Chunk | None]],
     reached: Callable[[Chunk], bool],
 ) -> Chunk | None:
-    """The first chunk with one of `records` for which `reached` is true, as for every later one.
+    """Return the first chunk with one of `records` for which the monotonic `reached` is true.
 
-    None says nothing of records after these, which may be appended during the search.
+    None says nothing about records after these, which may be appended during the search.
     """
     low, high, first = records.start, records.stop, None
     middle = low  # most often it is the very first chunk

@@ -42,8 +42,7 @@ from streamfold.store.upkeep.clean_up import (
     skipping,
     stored_ref,
 )
-from streamfold.store.upkeep.due_ranges import NEVER, DueRanges, Visit
-from streamfold.store.upkeep.due_times import DueTimes
+from streamfold.store.upkeep.due import NEVER, DueRanges, DueTimes, Visit
 from streamfold.store.usage.recorder import UsageKeeper
 
 logger = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ class Upkeep:
                 while await self._requested_before(deadline):
                     async with self._turn():
                         with _continuing():
-                            await self.usage.held.restore()
+                            await self.usage.held_bytes.restore()
                             await self._sweep_due()
                             await self._delete_basins()
                             await self._clean_up.run()
@@ -162,11 +161,11 @@ class Upkeep:
 
         Passes do not wait for this, nor this for them: appends go on while one visits all streams.
         """
-        held = self.usage.held
+        held_bytes = self.usage.held_bytes
         while True:
-            await held.many.wait()
+            await held_bytes.many.wait()
             with _continuing():
-                await held.settle_many()
+                await held_bytes.settle_many()
                 continue
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -180,7 +179,7 @@ class Upkeep:
         """Store what the next opening would have to count, and change nothing any more."""
         try:
             async with asyncio.timeout(_CLOSING_SECONDS), self._turn():
-                await self.usage.held.keep()
+                await self.usage.held_bytes.keep()
                 self._ended = True
         except TimeoutError:
             logger.debug(
@@ -201,7 +200,7 @@ class Upkeep:
         async with self._turn():
             self._wake.clear()
             await self.mount.engine.check()
-            await self.usage.held.restore()
+            await self.usage.held_bytes.restore()
             for effect, step in (
                 ("basins are not deleted", self._delete_basins),
                 ("retention is not applied to all streams", self._sweep_streams),
@@ -323,10 +322,10 @@ class Upkeep:
             due = min(due, await self._delete_if_over(ref))
         if (limit := age_limit(config)) is not None:
             # Nothing that a stream wrote itself arrived before it was created.
-            known = max(oldest, 0 if row.lineage else row.created_at)
-            if known < self.now() - limit:
-                known = oldest = await self._expire(ref)
-            due = min(due, known + limit + 1)
+            since = max(oldest, 0 if row.lineage else row.created_at)
+            if since < self.now() - limit:
+                since = oldest = await self._expire(ref)
+            due = min(due, since + limit + 1)
         if config.delete_on_empty_secs:
             due = min(due, await self._delete_if_empty(ref))
         return due, oldest

@@ -125,8 +125,8 @@ class CleanUp:
                 needed = min(needed, await self._trimmed_to(fork_id, row))
             if self._mount.is_forking(stream_id):
                 return None
-            known, forks = forks, await self._forks_of(stream_id)
-            if forks.keys() <= known.keys():
+            former, forks = forks, await self._forks_of(stream_id)
+            if forks.keys() <= former.keys():
                 return needed
 
     async def _forks_of(self, stream_id: int) -> dict[int, ForkRow]:
@@ -177,7 +177,7 @@ class CleanUp:
 
         False if a freeze keeps some of their files: the clean-up row stays, a later pass tries again.
         """
-        await self._usage.held.settle(basin, stream_id)
+        await self._usage.held_bytes.settle(basin, stream_id)
         span = keys.chunks_start(stream_id), end
         asked = False
         async with aclosing(self._mount.engine.scan(*span)) as pages:
@@ -188,7 +188,7 @@ class CleanUp:
                         return False
                 # Files first: if a crash comes in between, the rows are found again.
                 await self._mount.files.delete(page)
-                await self._usage.held.delete(basin, stream_id, page)
+                await self._usage.held_bytes.delete(basin, stream_id, page)
         return True
 
 

@@ -7,11 +7,10 @@ read from memory.
 from __future__ import annotations
 
 import asyncio
-import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from streamfold._native import trim_memory
 from streamfold.store.log.recent_chunks import RecentChunks
 
 #: Seconds between two checks.
@@ -23,8 +22,6 @@ _FIRST: Final = 6
 _QUIET_BYTES: Final = 1 << 20
 #: Bytes of recent records that an unused store keeps in memory.
 _RECENT_BYTES: Final = 16 << 20
-#: Returns freed memory to the system; None where the C library has no such call.
-_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @dataclass(slots=True)
@@ -53,5 +50,4 @@ class MemoryRelease:
         if self._quiet > _FIRST and self._quiet % _FIRST:
             return
         self.recent.shrink(_RECENT_BYTES)
-        if _malloc_trim is not None:
-            await asyncio.to_thread(_malloc_trim, 0)
+        await asyncio.to_thread(trim_memory)

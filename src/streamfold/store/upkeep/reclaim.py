@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from streamfold.errors import DeviceFailedError, StreamfoldError, WriterFencedError
-from streamfold.store.engine.engine import DiskUse, Engine, Run, Tables
+from streamfold.store.engine.engine import DiskUse, Engine, TableRun, Tables
 from streamfold.store.log.committer import Committer
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
@@ -84,15 +84,15 @@ class StorageUse:
     disk: int
 
 
-def similar_runs(found: tuple[Run, ...], room: float = float("inf")) -> tuple[int, ...] | None:
+def similar_runs(runs: tuple[TableRun, ...], room: float = float("inf")) -> tuple[int, ...] | None:
     """Ids of the newest neighbouring runs that should be merged because of their size.
 
     The result must fit into `room` bytes.
     """
-    most = min(room, max(_SMALL_MERGE, sum(run.size for run in found) // 2))
-    for first in range(len(found)):
-        chosen: list[Run] = []
-        for run in found[first : first + _MERGE_MAX]:
+    most = min(room, max(_SMALL_MERGE, sum(run.size for run in runs) // 2))
+    for first in range(len(runs)):
+        chosen: list[TableRun] = []
+        for run in runs[first : first + _MERGE_MAX]:
             sizes = [run.size, *(other.size for other in chosen)]
             if max(sizes) > _SIMILAR * min(sizes) or sum(sizes) > most:
                 break
@@ -102,14 +102,14 @@ def similar_runs(found: tuple[Run, ...], room: float = float("inf")) -> tuple[in
     return None
 
 
-def newest_runs(found: tuple[Run, ...], size: float) -> tuple[Run, ...]:
+def newest_runs(runs: tuple[TableRun, ...], size: float) -> tuple[TableRun, ...]:
     """The newest runs that together have `size` bytes, or all."""
     covered = 0
-    for number, run in enumerate(found, start=1):
+    for number, run in enumerate(runs, start=1):
         covered += run.size
         if covered >= size:
-            return found[:number]
-    return found
+            return runs[:number]
+    return runs
 
 
 def wait_for(dead: int, live: int, reclaim_after: float) -> float:
@@ -121,9 +121,9 @@ def wait_for(dead: int, live: int, reclaim_after: float) -> float:
     return min(reclaim_after, _SOON * max(1.0, _WORTHWHILE * live / dead))
 
 
-def pause_after(size: int, freed: int, taken: float, rate: float) -> float:
-    """Seconds to pause after a merge that took `taken` seconds, read `size` bytes and freed `freed`."""
-    return taken if freed >= _CHEAP * size else max(taken, size / rate - taken)
+def pause_after(size: int, freed: int, seconds: float, rate: float) -> float:
+    """Seconds to pause after a merge that took `seconds`, read `size` bytes and freed `freed`."""
+    return seconds if freed >= _CHEAP * size else max(seconds, size / rate - seconds)
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class Reclaimer:
     #: Bytes per second.
     reclaim_rate: float
     #: Bytes of records by basin once known: for stores that were never counted.
-    held: Callable[[], dict[str, int] | None]
+    by_basin: Callable[[], dict[str, int] | None]
     #: Bytes that a merge may write before the disk counts as full.
     room: Callable[[], float] = lambda: float("inf")
     #: Bytes of chunk files, which hold no rows and need no merges.
@@ -283,8 +283,8 @@ class Reclaimer:
         )
 
     def _observe(self, tables: Tables) -> None:
-        if self.live.total is None and (held := self.held()) is not None:
-            self.live.total = sum(held.values())
+        if self.live.total is None and (by_basin := self.by_basin()) is not None:
+            self.live.total = sum(by_basin.values())
         if self._tables is not None:
             # The tables hold their former rows and those written since, unless merges dropped some.
             self.live.drop(max(0, _dropped(self._tables, tables)))
@@ -329,9 +329,9 @@ class Reclaimer:
         if not await self.engine.merge(tuple(run.id for run in chosen), young=young):
             return  # young tables are being merged: retried at the next tick
         self._replaced, self._waited = True, 0.0
-        taken = self.clock() - began
+        seconds = self.clock() - began
         if size >= _LARGE_MERGE:
-            self._speed = (self._speed + size / max(taken, _TICK)) / 2
+            self._speed = (self._speed + size / max(seconds, _TICK)) / 2
         after = await self.engine.tables()
         self._observe(after)
         freed = max(0, _dropped(tables, after))
@@ -350,12 +350,12 @@ class Reclaimer:
         self._reach = self._reach * _FURTHER if 2 * freed < dead else _FIRST_REACH
         self._removed = removed
         await self._note(always=True)
-        self._pause_until = self.clock() + pause_after(size, freed, taken, self.reclaim_rate)
+        self._pause_until = self.clock() + pause_after(size, freed, seconds, self.reclaim_rate)
         logger.info(
             "merged %d runs of %d in %.1f s: %.1f of %.1f MiB of deleted rows are gone",
             len(chosen),
             len(tables.runs),
-            taken,
+            seconds,
             freed / (1 << 20),
             dead / (1 << 20),
         )

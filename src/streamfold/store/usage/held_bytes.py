@@ -65,23 +65,23 @@ class _Counting:
         place, bit = divmod(stream_id, 8)
         return place < len(self._included) and bool(self._included[place] >> bit & 1)
 
-    def include(self, basin: str, stream_id: int, held: int) -> None:
-        """Count a stream, which holds `held` bytes."""
+    def include(self, basin: str, stream_id: int, size: int) -> None:
+        """Count a stream, which holds `size` bytes."""
         place, bit = divmod(stream_id, 8)
         if place >= len(self._included):
             self._included.extend(bytes(max(place - len(self._included) + 1, 4096)))
         self._included[place] |= 1 << bit
-        self.by_basin[basin] = self.by_basin.get(basin, 0) + held
+        self.by_basin[basin] = self.by_basin.get(basin, 0) + size
 
-    def change(self, basin: str, stream_id: int, before: HeldRow, held: int) -> None:
-        """Count that the stream's row changes from `before` to `held` bytes.
+    def change(self, basin: str, stream_id: int, before: HeldRow, size: int) -> None:
+        """Count that the stream's row changes from `before` to `size` bytes.
 
         A stream without a row is included from now on: it may be too new for the count to find it.
         """
         if self.includes(stream_id):
-            self.by_basin[basin] += held - before.held
+            self.by_basin[basin] += size - before.size
         elif not before.counted_to:
-            self.include(basin, stream_id, held)
+            self.include(basin, stream_id, size)
 
 
 class HeldBytes:
@@ -108,7 +108,7 @@ class HeldBytes:
         self._counting: _Counting | None = None
         self._restored = False
         #: Whether the totals are stored for the next opening, so that no row may change any more.
-        self._kept = False
+        self._closing = False
 
     def appended(self, share: Share) -> None:
         """Count the chunks of `share`, which have become durable."""
@@ -131,7 +131,7 @@ class HeldBytes:
         """The stream's row, without the bytes that are `unsettled`."""
         if row := self._unwritten.get(stream_id):
             return row
-        return self._row(stream_id, await self._mount.engine.get(keys.held(stream_id)))
+        return self._row(stream_id, await self._mount.engine.get(keys.stream_bytes(stream_id)))
 
     def _row(self, stream_id: int, value: bytes | None) -> HeldRow:
         if value is None:  # nor has it rows of past hours
@@ -155,20 +155,20 @@ class HeldBytes:
     async def _settle(self, basin: str, stream_id: int, row: HeldRow) -> HeldRow:
         fresh = self._fresh.get(stream_id)
         end, metered = (fresh.end_seq_num, fresh.metered) if fresh else (None, 0)
-        counted_to, held = row.counted_to, row.held
+        counted_to, size = row.counted_to, row.size
         if fresh is None or fresh.first_seq_num < counted_to:
-            counted_to, found = await self._count(stream_id, counted_to, end)
-            held += found
+            counted_to, counted = await self._count(stream_id, counted_to, end)
+            size += counted
         else:
             if fresh.first_seq_num > counted_to:
-                held += (await self._count(stream_id, counted_to, fresh.first_seq_num))[1]
-            held += metered
+                size += (await self._count(stream_id, counted_to, fresh.first_seq_num))[1]
+            size += metered
         if fresh is not None and end is not None:
             counted_to = max(counted_to, end)
             self._take(stream_id, fresh, end, metered)
         if counted_to == row.counted_to:
             return row
-        return await self._replace(basin, stream_id, row, counted_to, held)
+        return await self._replace(basin, stream_id, row, counted_to, size)
 
     async def settle_all(self) -> None:
         """Update and write the rows of all streams that were appended to."""
@@ -187,7 +187,7 @@ class HeldBytes:
 
     async def _settle_some(self, stream_ids: Sequence[int]) -> None:
         async with self._changing:
-            if self._kept:
+            if self._closing:
                 return
             for number, (stream_id, row) in enumerate((await self._rows(stream_ids)).items()):
                 if fresh := self._fresh.get(stream_id):
@@ -209,8 +209,8 @@ class HeldBytes:
         # Each of these reads gives way to all appends under way after a few rows: one alone would
         # settle streams more slowly than appends come.
         parts = [alone[n : n + _READ_TOGETHER] for n in range(0, len(alone), _READ_TOGETHER)]
-        found = await asyncio.gather(*[self._values(part) for part in parts])
-        values |= zip(alone, chain.from_iterable(found), strict=True)
+        values_read = await asyncio.gather(*[self._values(part) for part in parts])
+        values |= zip(alone, chain.from_iterable(values_read), strict=True)
         return {
             key: self._unwritten.get(key) or self._row(key, values.get(key)) for key in stream_ids
         }
@@ -219,7 +219,7 @@ class HeldBytes:
         """What storage has of these rows; nothing that can be decoded for one that is damaged."""
         engine = self._mount.engine
         try:
-            return await engine.get_many(list(map(keys.held, stream_ids)))
+            return await engine.get_many(list(map(keys.stream_bytes, stream_ids)))
         except TableDamagedError:
             if len(stream_ids) == 1:
                 return [b""]
@@ -227,17 +227,17 @@ class HeldBytes:
 
     async def _scan(self, group: Sequence[int]) -> dict[int, bytes | None]:
         """What storage has of the rows of these neighbours, in order of their ids."""
-        found: dict[int, bytes | None] = dict.fromkeys(group)
-        span = keys.held(group[0]), keys.held(group[-1] + 1)
+        values: dict[int, bytes | None] = dict.fromkeys(group)
+        span = keys.stream_bytes(group[0]), keys.stream_bytes(group[-1] + 1)
         try:
             async with aclosing(self._mount.engine.scan(*span, first=_SCANNED_FROM)) as pages:
                 async for page in pages:
                     for key, value in page:
-                        if (stream_id := keys.held_stream_id(key)) in found:
-                            found[stream_id] = value
+                        if (stream_id := keys.stream_bytes_id(key)) in values:
+                            values[stream_id] = value
         except TableDamagedError:
             return dict(zip(group, await self._values(group), strict=True))
-        return found
+        return values
 
     async def count_all(self) -> None:
         """Count what the streams hold, from the rows of all of them and the chunks since."""
@@ -265,7 +265,7 @@ class HeldBytes:
                 if not counting.includes(stream_id):
                     settled = await self._settle(basin, stream_id, row)
                     if not counting.includes(stream_id):
-                        counting.include(basin, stream_id, settled.held)
+                        counting.include(basin, stream_id, settled.size)
             await self._write(at_least=_ROWS_AT_ONCE)
 
     async def keep(self) -> None:
@@ -273,7 +273,7 @@ class HeldBytes:
         async with self._changing:
             if self.by_basin is None or len(self.by_basin) > _BASINS_MAX:
                 return
-            self._kept = True
+            self._closing = True
             await self._write()
             row = HeldTotalsRow(self._mount.engine.epoch, self.by_basin, self._fresh)
             await self._mount.committer.write([(keys.HELD_TOTALS, rows.encode(row))])
@@ -293,11 +293,11 @@ class HeldBytes:
         self._restored = True
         if value is None:
             return
-        kept = rows.decode(value, HeldTotalsRow)
-        if kept.epoch != self._mount.engine.epoch - 1 or self.forgotten:
+        totals = rows.decode(value, HeldTotalsRow)
+        if totals.epoch != self._mount.engine.epoch - 1 or self.forgotten:
             return  # the store was not closed, or opened by an earlier version since
-        self.by_basin = kept.by_basin
-        for stream_id, fresh in kept.fresh.items():
+        self.by_basin = totals.by_basin
+        for stream_id, fresh in totals.fresh.items():
             if since := self._fresh.get(stream_id):
                 since.first_seq_num = fresh.first_seq_num
                 since.metered += fresh.metered
@@ -309,7 +309,8 @@ class HeldBytes:
         if len(self._unwritten) < at_least:
             return
         ops: list[Op] = [
-            (keys.held(stream_id), rows.encode(row)) for stream_id, row in self._unwritten.items()
+            (keys.stream_bytes(stream_id), rows.encode(row))
+            for stream_id, row in self._unwritten.items()
         ]
         await self._mount.committer.write(ops + self._take_past())
         self._unwritten.clear()
@@ -324,9 +325,9 @@ class HeldBytes:
         gone = sum(
             _metered(value) for key, value in page if keys.chunk_last_seq_num(key) < row.counted_to
         )
-        row = await self._replace(basin, stream_id, row, row.counted_to, max(0, row.held - gone))
+        row = await self._replace(basin, stream_id, row, row.counted_to, max(0, row.size - gone))
         ops: list[Op] = [(key, None) for key, _ in page]
-        ops.append((keys.held(stream_id), rows.encode(row)))
+        ops.append((keys.stream_bytes(stream_id), rows.encode(row)))
         live, size = self._mount.live, stored_size(page)
         await self._mount.committer.write(ops + live.row_without(size) + self._take_past())
         self._unwritten.pop(stream_id, None)
@@ -337,14 +338,14 @@ class HeldBytes:
         async with self._changing:
             self._fresh.pop(stream_id, None)
             self._unwritten.pop(stream_id, None)
-        ops: list[Op] = [(keys.held(stream_id), None)]
+        ops: list[Op] = [(keys.stream_bytes(stream_id), None)]
         return ops + await self._levels_before(stream_id, keys.levels_end(stream_id))
 
     async def _replace(
-        self, basin: str, stream_id: int, row: HeldRow, counted_to: int, held: int
+        self, basin: str, stream_id: int, row: HeldRow, counted_to: int, size: int
     ) -> HeldRow:
         minute = max(self._now() // _MINUTE_MS, row.hour * 60)  # clocks may go back, hours may not
-        following = advance(row, counted_to, held, minute)
+        following = advance(row, counted_to, size, minute)
         if following.hour != row.hour:
             if row.course.levels:
                 self._past.append((keys.level(stream_id, row.hour), rows.encode(row.course)))
@@ -354,9 +355,9 @@ class HeldBytes:
                 following = msgspec.structs.replace(following, levels_from=horizon)
         self._unwritten[stream_id] = following
         if self.by_basin is not None:
-            self.by_basin[basin] = self.by_basin.get(basin, 0) + held - row.held
+            self.by_basin[basin] = self.by_basin.get(basin, 0) + size - row.size
         elif self._counting is not None:
-            self._counting.change(basin, stream_id, row, held)
+            self._counting.change(basin, stream_id, row, size)
         return following
 
     def _take_past(self) -> list[Op]:
@@ -398,16 +399,16 @@ class HeldBytes:
         return ops
 
 
-def advance(row: HeldRow, counted_to: int, held: int, minute: int) -> HeldRow:
+def advance(row: HeldRow, counted_to: int, size: int, minute: int) -> HeldRow:
     """`row` after a change in `minute` (since the Unix epoch)."""
     hour, within = divmod(minute, 60)
-    if held == row.held and hour != row.hour:
+    if size == row.size and hour != row.hour:
         hour, course = row.hour, row.course  # the level did not change
     elif hour == row.hour:
-        course = LevelRow(row.course.opening, {**row.course.levels, within: held})
+        course = LevelRow(row.course.opening, {**row.course.levels, within: size})
     else:
-        course = LevelRow(row.held, {within: held})
-    return HeldRow(counted_to, held, hour, course, row.levels_from)
+        course = LevelRow(row.size, {within: size})
+    return HeldRow(counted_to, size, hour, course, row.levels_from)
 
 
 def _neighbours(stream_ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamfold.errors import DataCorruptError
-from streamfold.model.access_tokens import GROUP_OPERATIONS, Group, Operation
+from streamfold.model.access_tokens import GROUP_OPERATIONS, Group, Right
 from streamfold.model.configs import StorageClass
 from streamfold.model.metrics import AccountMetrics, BasinMetrics
 from streamfold.store import keys, rows
@@ -33,14 +33,14 @@ ACCOUNT: Final = ""
 _OF_ACCOUNT: Final = GROUP_OPERATIONS[Group.ACCOUNT][0] | GROUP_OPERATIONS[Group.ACCOUNT][1]
 _ACCOUNT_OPS: Final = {
     operation: f"{AccountMetrics.ACCOUNT_OPS}/{operation}"
-    for operation in Operation
-    if operation in _OF_ACCOUNT or operation is Operation.GET_BASIN_CONFIG
+    for operation in Right
+    if operation in _OF_ACCOUNT or operation is Right.GET_BASIN_CONFIG
 }
 #: Appends and reads are counted where they happen, with the commands among them.
-_COUNTED_ELSEWHERE: Final = {Operation.APPEND, Operation.READ, Operation.TRIM, Operation.FENCE}
+_COUNTED_ELSEWHERE: Final = {Right.APPEND, Right.READ, Right.TRIM, Right.FENCE}
 _BASIN_OPS: Final = {
     operation: f"{BasinMetrics.BASIN_OPS}/{operation}"
-    for operation in Operation
+    for operation in Right
     if operation not in _ACCOUNT_OPS and operation not in _COUNTED_ELSEWHERE
 }
 _APPEND_OPS: Final = {kind: f"{BasinMetrics.APPEND_OPS}/{kind}" for kind in StorageClass}
@@ -100,7 +100,7 @@ class UsageRecorder:
         self._overflowing = False
         self.busy = BusyStreams(now)
 
-    def record_operation(self, operation: Operation, basin: str | None = None) -> None:
+    def record_operation(self, operation: Right, basin: str | None = None) -> None:
         """Count an operation on `basin`, or on the account.
 
         Appends and reads need no call: they are counted when they are durable, or delivered.
@@ -128,18 +128,18 @@ class UsageRecorder:
         """Count `metered` bytes that a read session has delivered."""
         self._record(basin, _READ, metered)
 
-    def observe_storage(self, basin: str, held: int) -> None:
-        """Record that the streams of `basin` hold `held` bytes of records now."""
+    def observe_storage(self, basin: str, size: int) -> None:
+        """Record that the streams of `basin` hold `size` bytes of records now."""
         if hour := self._hour(basin, self._now() // _MINUTE_MS // 60):
-            hour.changed |= hour.storage != held
-            hour.storage = held
+            hour.changed |= hour.storage != size
+            hour.storage = size
 
     def observe_basins(self, basins: Iterable[str]) -> None:
         """Record that these basins have streams now."""
         if hour := self._hour(ACCOUNT, self._now() // _MINUTE_MS // 60):
-            known = len(hour.basins)
+            former = len(hour.basins)
             hour.basins.update(basins)
-            hour.changed |= len(hour.basins) > known
+            hour.changed |= len(hour.basins) > former
 
     def fold(self) -> None:
         """Add the counts of the current minute to `hours`."""
@@ -194,7 +194,7 @@ class UsageKeeper:
 
     def __init__(self, mount: Mount, recorder: UsageRecorder, now: Callable[[], int]) -> None:
         self.recorder = recorder
-        self.held = HeldBytes(mount, now)
+        self.held_bytes = HeldBytes(mount, now)
         self._mount = mount
         self._now = now
         #: Basins that had a stream when it was last looked.
@@ -210,7 +210,7 @@ class UsageKeeper:
                 owner = share.log.basin, share.log.row.config.storage_class
                 batches, metered = amounts.get(owner, (0, 0))
                 amounts[owner] = batches + len(share.batches), metered + share.metered
-                self.held.appended(share)
+                self.held_bytes.appended(share)
                 busy.count(share)
         for (basin, kind), (batches, metered) in amounts.items():
             self.recorder.record_appends(basin, kind, batches, metered)
@@ -218,12 +218,12 @@ class UsageKeeper:
     async def measure(self) -> None:
         """Find the basins that have streams, and count what all streams hold unless that is known."""
         self._basins = list(await self.first_streams())
-        if self.held.by_basin is None:
-            await self.held.count_all()
+        if self.held_bytes.by_basin is None:
+            await self.held_bytes.count_all()
 
     async def first_streams(self) -> dict[str, StreamRow]:
         """The basins that have streams, with the first stream of each."""
-        found: dict[str, StreamRow] = {}
+        streams: dict[str, StreamRow] = {}
         engine = self._mount.engine
         async with aclosing(
             readable_pages(engine, keys.basins_from("", after=False), keys.BASINS_END, first=100)
@@ -233,12 +233,12 @@ class UsageKeeper:
                     name = keys.basin_name(key)
                     start = keys.streams_from(name, "", after=False)
                     if first := await first_row(engine, start, keys.streams_end(name)):
-                        found[name] = rows.decode(first[1], StreamRow)
-        return found
+                        streams[name] = rows.decode(first[1], StreamRow)
+        return streams
 
     async def write(self) -> None:
         """Make the counts durable, and record what is held."""
-        await self.held.settle_all()
+        await self.held_bytes.settle_all()
         self._observe()
         self.recorder.fold()
         changed = [key for key, hour in self.recorder.hours.items() if hour.changed]
@@ -248,13 +248,13 @@ class UsageKeeper:
 
     async def forget_stream(self, stream_id: int) -> list[Op]:
         """The rows to delete together with a stream, whose chunks are deleted already."""
-        return await self.held.forget(stream_id)
+        return await self.held_bytes.forget(stream_id)
 
     async def forget_basin(self, basin: str) -> list[Op]:
         """The rows to delete together with a basin, whose streams are deleted already."""
         self.recorder.forget(basin)
-        if self.held.by_basin is not None:
-            self.held.by_basin.pop(basin, None)
+        if self.held_bytes.by_basin is not None:
+            self.held_bytes.by_basin.pop(basin, None)
         return await self._deletions(basin, keys.usage_end(basin))
 
     async def load(self, basin: str, first: int, end: int) -> dict[int, Hour]:
@@ -270,15 +270,15 @@ class UsageKeeper:
                     hours.setdefault(keys.hour(key), Hour()).merge(_decode(basin, value))
         for (name, number), hour in self.recorder.hours.items():
             if name == basin and first <= number < end:
-                known = hours.get(number)
-                hours[number] = hour if known is None or hour.merged else _sum(known, hour)
+                written = hours.get(number)
+                hours[number] = hour if written is None or hour.merged else _sum(written, hour)
         return hours
 
     def _observe(self) -> None:
         self.recorder.observe_basins(self._basins)
-        if self.held.by_basin is not None:
+        if self.held_bytes.by_basin is not None:
             for basin in self._basins:
-                self.recorder.observe_storage(basin, self.held.by_basin.get(basin, 0))
+                self.recorder.observe_storage(basin, self.held_bytes.by_basin.get(basin, 0))
 
     async def _write_hours(self, changed: list[tuple[str, int]]) -> None:
         """Write whole hours, so that writing them again is harmless if the outcome is unknown.

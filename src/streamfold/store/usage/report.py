@@ -55,7 +55,7 @@ class UsageReport:
 
     async def active_basins(self, span: Span) -> tuple[Metric, ...]:
         """Basins that had a stream at some time in the span, by the hour."""
-        hours = await self._hours(ACCOUNT, self._known(span, USAGE_HOURS))
+        hours = await self._hours(ACCOUNT, self._recorded(span, USAGE_HOURS))
         names = set[str]().union(*(hour.basins for hour in hours.values()))
         first = await self._keeper.first_streams()  # basins that were not measured yet, too
         names.update(name for name, row in first.items() if row.created_at < span.end * 1000)
@@ -64,8 +64,8 @@ class UsageReport:
     def bill(self, span: Span, interval: Interval | None) -> tuple[Metric, ...]:
         """US dollars for the hours that are over, by dimension and in total: this server bills none."""
         interval = interval or Interval.HOUR
-        known = self._known(span, USAGE_HOURS)
-        hours = Span(known.start, min(known.end, self._now // _HOUR * _HOUR))
+        recorded = self._recorded(span, USAGE_HOURS)
+        hours = Span(recorded.start, min(recorded.end, self._now // _HOUR * _HOUR))
         points = tuple((ts, 0) for ts in hours.buckets(interval))
         return tuple(Accumulation(name, Unit.USD, interval, points) for name in _BILLED)
 
@@ -75,16 +75,16 @@ class UsageReport:
         """One series for each amount in `metric_set`."""
         unit, default, always = _AMOUNTS[metric_set]
         interval = interval or default
-        buckets = self._known(span, USAGE_HOURS).buckets(interval)
+        buckets = self._recorded(span, USAGE_HOURS).buckets(interval)
         hours = await self._hours(basin, Span(buckets.start, buckets.stop))
-        found: dict[str, dict[int, int]] = {name: {} for name in always}
+        series: dict[str, dict[int, int]] = {name: {} for name in always}
         for number, hour in hours.items():
             for name, amounts in hour.amounts.items():
                 kind, _, label = name.partition("/")
                 if kind == metric_set:
-                    _add(found.setdefault(label, {}), number, amounts, interval)
-        names = [*always, *sorted(found.keys() - set(always))]
-        shown = [(name, [(ts, found[name].get(ts, 0)) for ts in buckets]) for name in names]
+                    _add(series.setdefault(label, {}), number, amounts, interval)
+        names = [*always, *sorted(series.keys() - set(always))]
+        shown = [(name, [(ts, series[name].get(ts, 0)) for ts in buckets]) for name in names]
         return tuple(
             Accumulation(metric_set if name == "bytes" else name, unit, interval, tuple(points))
             for name, points in shown
@@ -93,7 +93,7 @@ class UsageReport:
 
     async def basin_storage(self, basin: str, span: Span) -> tuple[Metric, ...]:
         """Bytes of records in the basin, for each hour in which upkeep measured them."""
-        buckets = self._known(span, USAGE_HOURS).buckets(Interval.HOUR)
+        buckets = self._recorded(span, USAGE_HOURS).buckets(Interval.HOUR)
         hours = await self._hours(basin, Span(buckets.start, buckets.stop))
         points = [
             (ts, hour.storage)
@@ -104,9 +104,9 @@ class UsageReport:
 
     async def stream_storage(self, stream: StreamRow, span: Span) -> tuple[Metric, ...]:
         """Bytes of records in the stream at the end of each minute, of the last day."""
-        known = self._known(span, LEVEL_HOURS)
+        recorded = self._recorded(span, LEVEL_HOURS)
         created = stream.created_at // 1000
-        buckets = Span(max(known.start, created), known.end).buckets(Interval.MINUTE)
+        buckets = Span(max(recorded.start, created), recorded.end).buckets(Interval.MINUTE)
         changes = await self._changes(stream.id, buckets.start // _HOUR)
         level, points, following = changes[0][1], [], 1
         for ts in buckets:
@@ -116,7 +116,7 @@ class UsageReport:
             points.append((ts, level))
         return (Gauge(BasinMetrics.STORAGE, Unit.BYTES, tuple(points)),)
 
-    def _known(self, span: Span, hours: int) -> Span:
+    def _recorded(self, span: Span, hours: int) -> Span:
         """The part of the span that is neither too old nor in the future."""
         horizon = (self._now // _HOUR - hours + 1) * _HOUR
         end = min(span.end, self._now + 1)
@@ -127,18 +127,18 @@ class UsageReport:
 
     async def _changes(self, stream_id: int, first_hour: int) -> list[tuple[int, int]]:
         """The level before `first_hour`, and times and levels from then on."""
-        held = self._keeper.held
+        held_bytes = self._keeper.held_bytes
         courses: list[tuple[int, LevelRow]] = []
         bounds = keys.level(stream_id, first_hour), keys.levels_end(stream_id)
         async with aclosing(self._mount.engine.scan(*bounds, first=LEVEL_HOURS)) as pages:
             async for page in pages:
                 courses += [(keys.hour(key), rows.decode(value, LevelRow)) for key, value in page]
-        row = await held.row(stream_id)
+        row = await held_bytes.row(stream_id)
         courses.append((row.hour, row.course))
         before = courses[0][1].opening
         changes = [(0, before), *_moments(courses)]
-        if more := held.unsettled(stream_id, row):
-            changes.append((self._now // _MINUTE * _MINUTE, row.held + more))
+        if more := held_bytes.unsettled(stream_id, row):
+            changes.append((self._now // _MINUTE * _MINUTE, row.size + more))
         return changes
 
 

@@ -1,4 +1,4 @@
-"""Content types, and the messages of JSON streams, whose text is kept as it was written.
+"""Content types, and the messages of JSON streams.
 
 Only whitespace between tokens is removed. Numbers, escapes, duplicate members and the order of
 members stay as they were written, so a reader loses nothing but whitespace.
@@ -23,41 +23,44 @@ from streamfold.wire.json_scan import (
     split_json,
 )
 
-#: Of a stream whose creation named no type, or none that can be read.
+#: Content type of a stream whose creation named no type, or an unparsable one.
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 JSON: Final = "application/json"
 
-#: Characters: a type is kept with its stream and sent with every read.
+#: Characters. A type is stored with its stream and sent with every read.
 CONTENT_TYPE_MAX: Final = 256
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - RFC 9110's word for a name
 _CONTENT_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[ \t\x21-\x7e]*)?")
-#: Bytes, and commas, up to which one call of msgspec is quicker than a scan, and short enough.
+#: Bytes and commas up to which one msgspec call is quicker than a scan, and short enough.
 PLAIN_BYTES: Final = 64 << 10
 PLAIN_COMMAS: Final = 2_000
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def normalise_content_type(text: str) -> str:
-    """The media type in lower case, without parameters: types that agree in it are the same."""
+    """Return the media type in lower case, without parameters.
+
+    Types with equal results are the same.
+    """
     return text.partition(";")[0].strip(" \t").lower()
 
 
 def is_json(content_type: str) -> bool:
-    """Whether records are JSON messages."""
+    """Return whether records of this type are JSON messages."""
     return content_type == JSON or normalise_content_type(content_type) == JSON
 
 
 def is_text(content_type: str) -> bool:
-    """Whether records go into server-sent events as they are, instead of in base64."""
+    """Return whether server-sent events carry the records as text instead of base64."""
     return is_json(content_type) or normalise_content_type(content_type).startswith("text/")
 
 
 def parse_stream_type(value: str | None) -> str | None:
-    """The type that a new stream is to have, as it was written; None where none was given.
+    """Return the content type for a new stream as it was written, or None if none was given.
 
-    A malformed one is replaced by the default, as the protocol's servers do, and so every type that
-    is kept can be sent in a header.
+    A malformed type is replaced by the default, as in the protocol's other servers, so every stored
+    type can be sent in a header.
     """
     if value is None:
         return None
@@ -70,15 +73,16 @@ def parse_stream_type(value: str | None) -> str | None:
 
 
 def is_plain(body: bytes) -> bool:
-    """Whether a body is split in about a millisecond, whatever is in it."""
+    """Return whether a body is split in about a millisecond, whatever it contains."""
     return len(body) <= PLAIN_BYTES and body.count(b",") <= PLAIN_COMMAS
 
 
 def split_messages(body: bytes, limits: Limits, *, allow_empty: bool) -> list[bytes]:
-    """The messages of a body: the elements of an array, or the one value that is not an array.
+    """Split a body into messages: an array's elements, or the one value that is not an array.
 
-    `allow_empty` is for a creation, in which `[]` means no message yet; in an append it is refused.
-    Time and memory are linear in the body's size, and no step of it is long: see `json_scan`.
+    `allow_empty` is for a creation, where `[]` means no messages yet. In an append, `[]` is
+    rejected. Time and memory are linear in the body's size, and every step is short: see
+    `json_scan`.
     """
     is_array, messages = _split_plain(body) if is_plain(body) else split_json(body, limits)
     if is_array and not messages and not allow_empty:
@@ -88,12 +92,12 @@ def split_messages(body: bytes, limits: Limits, *, allow_empty: bool) -> list[by
 
 
 def join_messages(messages: Iterable[bytes]) -> bytes:
-    """The array of messages that a read returns."""
+    """Join messages into the array that a read returns."""
     return b"[%b]" % b",".join(messages)
 
 
 def check_message(body: bytes) -> None:
-    """Refuse a record that is not exactly one JSON value, whichever protocol it arrived by."""
+    """Raise unless a record is exactly one JSON value. Applies whichever protocol it arrived by."""
     check_value(body)
 
 
@@ -118,7 +122,7 @@ def _split_plain(body: bytes) -> Pieces:
     messages = list(map(bytes, _ARRAY.decode(text)))
     if (
         max(map(len, messages), default=0) > NESTED_MAX
-    ):  # a call for each would take a quarter longer
+    ):  # one call per message would take 25% longer
         for message in messages:
             check_nesting(message, outside=1)
     return Pieces(True, messages)

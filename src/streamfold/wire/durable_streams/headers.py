@@ -1,4 +1,4 @@
-"""Request headers, checked as far as possible without the stream; names of answer headers."""
+"""Parses request headers, checked as far as possible without the stream. Names response headers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from streamfold.wire.durable_streams.content import parse_stream_type
 from streamfold.wire.durable_streams.offsets import parse_offset
 from streamfold.wire.text import parse_unsigned
 
-#: Seconds: with it any moment of expiry, in milliseconds, still fits 63 bits.
+#: Seconds. Any expiry with this TTL, in milliseconds, still fits 63 bits.
 TTL_MAX: Final = 2**53 - 1
 
-#: Characters of a refused value that a message repeats.
+#: Characters of a rejected value that an error message quotes.
 _SHOWN = 60
 
-#: `datetime.fromisoformat` knows the calendar, but takes far more than RFC 3339 has: since Python
-#: 3.14 also 24:00.
+#: `datetime.fromisoformat` knows the calendar but accepts far more than RFC 3339, since Python 3.14
+#: even 24:00.
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt]((?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,30}))?"
     r"(?:[Zz]|([+-](?:[01][0-9]|2[0-3]):[0-5][0-9]))"
@@ -39,20 +39,23 @@ FORKED_FROM: Final = "stream-forked-from"
 FORK_OFFSET: Final = "stream-fork-offset"
 FORK_SUB_OFFSET: Final = "stream-fork-sub-offset"
 TRIM_ON_SNAPSHOT: Final = "stream-trim-on-snapshot"
-#: Headers of answers, as they are sent.
+#: Headers that `parse_append` reads besides the content type.
+APPEND_HEADERS: Final = (CLOSED, STREAM_SEQ, PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ)
+#: Response headers, as they are sent.
 NEXT_OFFSET: Final = b"stream-next-offset"
 UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 STREAM_CLOSED: Final = (b"stream-closed", b"true")
-#: Of epochs, sequences and sub-offsets: the integers that every JavaScript client can hold.
+#: Maximum of epochs, sequence numbers and sub-offsets: the largest integer that every JavaScript
+#: client can represent.
 INTEGER_MAX: Final = 2**53 - 1
-#: Bytes of a producer's id, and of a Stream-Seq: both are kept for as long as the stream.
+#: Bytes of a producer's id, and of a Stream-Seq. Both are stored for as long as the stream exists.
 NAME_MAX: Final = 256
-#: The value of a header by its name in lower case; None where it is absent.
+#: Returns a header's value by its name in lower case, or None if the header is absent.
 Header: TypeAlias = Callable[[str], str | None]
 
 
 def parse_ttl(value: str | None) -> int | None:
-    """Seconds, from a `Stream-TTL` header."""
+    """Parse a `Stream-TTL` header to seconds."""
     if value is None:
         return None
     padded = value.startswith("0") and value != "0"
@@ -66,13 +69,13 @@ def parse_ttl(value: str | None) -> int | None:
 
 
 def parse_expires_at(value: str | None) -> int | None:
-    """Milliseconds since the Unix epoch, rounded down, from a `Stream-Expires-At` header."""
+    """Parse a `Stream-Expires-At` header to milliseconds since the Unix epoch, rounded down."""
     if value is None:
         return None
     match = _RFC_3339.fullmatch(value)
     try:
         moment = None if match is None else _moment(match)
-    except (ValueError, OverflowError):  # not in the calendar, or not once it is in UTC
+    except (ValueError, OverflowError):  # not in the calendar, or out of range in UTC
         moment = None
     if moment is None:
         raise InvalidError(
@@ -83,7 +86,7 @@ def parse_expires_at(value: str | None) -> int | None:
 
 
 def format_expires_at(ms: int) -> str:
-    """A moment in UTC with milliseconds, for whatever `parse_expires_at` gave."""
+    """Format any result of `parse_expires_at` as a UTC time with milliseconds."""
     moment = _EPOCH + timedelta(milliseconds=ms)
     return f"{moment.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
@@ -94,34 +97,31 @@ def _moment(match: re.Match[str]) -> datetime:
     return datetime.fromisoformat(f"{date}T{time}.{micros}{offset or '+00:00'}").astimezone(UTC)
 
 
-#: Characters of a refused value that a message repeats.
-
-
 @dataclass(frozen=True, slots=True)
 class CreateOptions:
-    """What a PUT asks for."""
+    """Options of a PUT."""
 
-    #: As written; None where a stream has the default, and a fork the type of its source.
+    #: As written. None means the default type, or for a fork the type of its source.
     content_type: str | None = None
     #: Seconds.
     ttl: int | None = None
-    #: Milliseconds since the Unix epoch; negative before it.
+    #: Milliseconds since the Unix epoch, negative before it.
     expires_at: int | None = None
     closed: bool = False
-    #: The path of the source, as the client sees it: still percent-encoded, with its mount point.
+    #: The source's path as the client sees it: still percent-encoded, and with its mount point.
     forked_from: str | None = None
-    #: End of what is inherited; None for the tail of the source.
+    #: End of the inherited records. None means the tail of the source.
     fork_offset: SeqNum | None = None
     #: Bytes or messages past `fork_offset`.
     fork_sub_offset: int = 0
-    #: A snapshot moves the head of the stream to where it was taken.
-    #: None = as the server does by default.
+    #: Whether a snapshot trims the stream up to the snapshot's position. None means the server
+    #: default.
     trim_on_snapshot: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerTuple:
-    """The producer of an append, its epoch, and the append's sequence number in that epoch."""
+    """An append's producer, its epoch, and the append's sequence number in that epoch."""
 
     id: str
     epoch: int
@@ -130,18 +130,18 @@ class ProducerTuple:
 
 @dataclass(frozen=True, slots=True)
 class AppendOptions:
-    """What a POST says about its body."""
+    """Options of a POST."""
 
-    #: As written, whatever it is; None where it is absent or empty.
+    #: As written, without any check. None if absent or empty.
     content_type: str | None = None
     closed: bool = False
-    #: Valid Unicode, so that its order as text is its order as bytes.
+    #: Valid Unicode, so that its text order equals its byte order.
     stream_seq: str | None = None
     producer: ProducerTuple | None = None
 
 
 def parse_create(header: Header) -> CreateOptions:
-    """The options of a PUT."""
+    """Parse the options of a PUT."""
     ttl, expires_at = parse_ttl(header(TTL)), parse_expires_at(header(EXPIRES_AT))
     if ttl is not None and expires_at is not None:
         raise InvalidError(f"{TTL} and {EXPIRES_AT} are two lifetimes of one stream: give one")
@@ -160,7 +160,7 @@ def parse_create(header: Header) -> CreateOptions:
 
 
 def parse_append(header: Header) -> AppendOptions:
-    """The options of a POST."""
+    """Parse the options of a POST."""
     return AppendOptions(
         header(CONTENT_TYPE) or None,
         parse_closed(header),
@@ -170,23 +170,29 @@ def parse_append(header: Header) -> AppendOptions:
 
 
 def parse_closed(header: Header) -> bool:
-    """Whether the stream is to be closed; every value but `true` says no, and none is refused."""
+    """Return whether to close the stream.
+
+    Every value except `true` means no, and none is an error.
+    """
     return (header(CLOSED) or "").lower() == "true"
 
 
 def parse_producer(header: Header) -> ProducerTuple | None:
-    """The producer's three headers: all of them, or none."""
-    given = [
+    """Parse the three producer headers.
+
+    Raises InvalidError unless all of them or none are present.
+    """
+    sent = [
         name for name in (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ) if header(name) is not None
     ]
-    if not given:
+    if not sent:
         return None
     name = _name(header, PRODUCER_ID, NAME_MAX)
     epoch = _integer(header, PRODUCER_EPOCH)
     seq = _integer(header, PRODUCER_SEQ)
     if name is None or epoch is None or seq is None:
         raise InvalidError(
-            f"{', '.join(given)} alone cannot identify a repeated append: "
+            f"{', '.join(sent)} alone cannot identify a repeated append: "
             f"send {PRODUCER_ID}, {PRODUCER_EPOCH} and {PRODUCER_SEQ}, or none of them"
         )
     return ProducerTuple(name, epoch, seq)
@@ -207,7 +213,7 @@ def _fork_point(header: Header, forked_from: str | None) -> tuple[SeqNum | None,
 
 
 def parse_trim_on_snapshot(header: Header) -> bool | None:
-    """Whether a snapshot is to trim what it covers; None where the header is missing."""
+    """Return whether a snapshot trims the records it covers, or None if the header is missing."""
     value = header(TRIM_ON_SNAPSHOT)
     if value is None:
         return None
@@ -233,7 +239,7 @@ def _name(header: Header, name: str, limit: int | None) -> str | None:
 
 
 def _integer(header: Header, name: str, *, strict: bool = False) -> int | None:
-    """A number; a strict one has no leading zeros."""
+    """Parse a number. `strict` forbids leading zeros."""
     value = header(name)
     if value is None:
         return None

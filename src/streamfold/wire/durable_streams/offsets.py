@@ -1,7 +1,7 @@
-"""Offsets: the tokens by which clients of Durable Streams name a position.
+"""Offsets: the tokens by which Durable Streams clients name a position.
 
-To a client an offset is opaque and sorts as text. Here it is the seq_num of the next record, in the
-layout that the protocol's reference servers use and its conformance suite writes out:
+To a client, an offset is opaque and sorts as text. Here it is the seq_num of the next record, in
+the layout that the protocol's reference servers use and its conformance suite hard-codes:
 
     0000000000000042_0000000000000000
     seq_num          byte within the record, always 0: reads start and end between records
@@ -18,19 +18,19 @@ from streamfold.errors import InvalidError
 from streamfold.model.positions import U64_MAX, SeqNum
 from streamfold.wire.text import parse_unsigned
 
-#: With more than 16 digits tokens would no longer sort as text.
+#: With more than 16 digits, tokens would no longer sort as text.
 OFFSET_SEQ_NUM_MAX: Final = 10**16 - 1
 
-#: Characters of a refused value that a message repeats.
+#: Characters of a rejected value that an error message quotes.
 _SHOWN = 60
 
 _OFFSET = re.compile(r"([0-9]{16})_([0-9]{16})")
 
 
 class Sentinel(enum.Enum):
-    """Where a read starts when it names no position; never sent to a client."""
+    """A read's start that is not a position. Never sent to a client."""
 
-    #: No offset was given: as START, where an offset is not mandatory.
+    #: No offset was given. Means START where the offset is optional.
     ABSENT = None
     START = "-1"
     NOW = "now"
@@ -42,7 +42,7 @@ _SENTINELS: Final = {"-1": Sentinel.START, "now": Sentinel.NOW}
 
 
 def format_offset(seq_num: int) -> str:
-    """The token of a position; tokens sort as text in the order of their positions."""
+    """Return a position's token. Tokens sort as text in the order of their positions."""
     if not 0 <= seq_num <= OFFSET_SEQ_NUM_MAX:
         raise InvalidError(
             f"seq_num {seq_num} has no offset token: they go from 0 to {OFFSET_SEQ_NUM_MAX}; "
@@ -52,7 +52,10 @@ def format_offset(seq_num: int) -> str:
 
 
 def parse_offset(text: str) -> SeqNum:
-    """The position that a token names; anything that `format_offset` does not make is refused."""
+    """Parse a token to its position.
+
+    Raises InvalidError for text that `format_offset` never returns.
+    """
     match = _OFFSET.fullmatch(text)
     if match is None or int(match[2]):
         raise InvalidError(
@@ -63,7 +66,7 @@ def parse_offset(text: str) -> SeqNum:
 
 
 def parse_position(text: str) -> SeqNum:
-    """The position that a token or a plain decimal seq_num names."""
+    """Parse a token or a plain decimal seq_num to its position."""
     if not (text.isascii() and text.isdigit()):
         return parse_offset(text)
     number = parse_unsigned(text, U64_MAX)
@@ -75,7 +78,7 @@ def parse_position(text: str) -> SeqNum:
 def parse_read_offset(
     values: Sequence[str], parse: Callable[[str], SeqNum] = parse_offset
 ) -> ReadFrom:
-    """Where a read starts, by all values that its query has for `offset`."""
+    """Return where a read starts, from all `offset` values in its query."""
     if not values:
         return Sentinel.ABSENT
     if len(values) > 1:

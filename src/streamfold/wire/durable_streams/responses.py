@@ -1,13 +1,13 @@
-"""Answers to reads: cursors and entity tags for caches, server-sent events, parts of a bootstrap.
+"""Read responses: cursors and entity tags for caches, server-sent events, parts of a bootstrap.
 
-What a writer put into a stream can never become an event, or a field of one: every line break that
-an event-stream parser knows (CRLF, CR, LF) starts a new `data:` line.
+A writer's data can never become an event or an event field: every line break that an event-stream
+parser knows (CRLF, CR, LF) starts a new `data:` line.
 
     part_head(...)  snapshot, or nothing  PART_END
     part_head(...)  one update            PART_END      once per update
     closing(...)
 
-The pieces of a bootstrap go out one by one, so that no snapshot has to be in memory as a whole.
+A bootstrap is sent piece by piece, so no whole snapshot has to fit in memory.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from blake3 import blake3
 
 from streamfold.errors import InvalidError
 
-#: Milliseconds: 2024-10-09T00:00:00Z, from which every server of the protocol counts intervals.
+#: Milliseconds: 2024-10-09T00:00:00Z. Every server of the protocol counts intervals from there.
 CURSOR_EPOCH_MS: Final = 1_728_432_000_000
-#: Milliseconds in which all readers at one offset ask by one URL.
+#: Milliseconds for which all readers at one offset use the same URL.
 CURSOR_INTERVAL_MS: Final = 20_000
-#: Seconds by which a reader is sent ahead at most, so that it leaves a cached answer behind.
+#: Maximum seconds by which a cursor jumps ahead, so that a reader leaves a cached response behind.
 CURSOR_JITTER_MAX: Final = 3600
 
 _INTERVAL_SECONDS = CURSOR_INTERVAL_MS // 1000
-#: A longer one was never given out, and is treated like any other invalid cursor.
+#: A longer cursor was never issued, and is treated like any other invalid cursor.
 _CURSOR = re.compile(r"[0-9]{1,20}")
 _OPAQUE_TAG = re.compile(r'"[^"]*"')
-#: Of binary streams; events of text streams go without it.
+#: For binary streams. Events of text streams omit it.
 DATA_ENCODING_HEADER: Final = "stream-sse-data-encoding"
 BASE64: Final = "base64"
 
 
 def next_cursor(client: str | None, now_ms: int, randint: Callable[[int, int], int]) -> str:
-    """The cursor of an answer: the current interval, but always beyond what the client came with.
+    """Return a response's cursor: the current interval, but always beyond the client's cursor.
 
-    `randint(a, b)` gives a number from a to b, both included.
+    `randint(a, b)` returns a number from a to b inclusive.
     """
     interval = max(0, now_ms - CURSOR_EPOCH_MS) // CURSOR_INTERVAL_MS
     if client is None or not _CURSOR.fullmatch(client) or int(client) < interval:
@@ -51,16 +51,17 @@ def next_cursor(client: str | None, now_ms: int, randint: Callable[[int, int], i
 
 
 def etag(stream_id: int | str, start: int, end: int, closed: bool) -> str:
-    """A strong tag of what a stream holds from `start` to `end`; it changes when the stream closes.
+    """Return a strong entity tag for a stream's records from `start` to `end`.
 
-    `stream_id` must differ between a stream and the one that later takes its name.
+    It changes when the stream closes. `stream_id` must differ between a stream and a later stream
+    of the same name.
     """
     text = str(stream_id) if isinstance(stream_id, int) else _quotable(stream_id)
     return f'"{text}:{start}:{end}{":c" if closed else ""}"'
 
 
 def matches(if_none_match: str | None, tag: str) -> bool:
-    """Whether the client has that answer already: weak comparison with each tag of the header."""
+    """Return whether any of the client's tags matches `tag` under weak comparison."""
     if if_none_match is None:
         return False
     return if_none_match.strip() == "*" or tag in _OPAQUE_TAG.findall(if_none_match)
@@ -78,29 +79,29 @@ class _Control(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 def data_event(payload: bytes) -> bytes:
-    """Text as one event; a parser gives it back with LF for every line break."""
-    # All by `replace`, so that a megabyte of line breaks takes milliseconds.
+    """Encode text as one event. A parser decodes it with LF for every line break."""
+    # `replace` throughout, so that a megabyte of line breaks takes only milliseconds.
     lines = payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    # A parser takes one space after the colon for its own: a line that begins with one gets two.
+    # A parser strips one space after the colon, so a line that begins with a space gets another.
     lines = lines.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
     shield = b" " if lines.startswith(b" ") else b""
     return b"event: data\ndata:%b%b\n\n" % (shield, lines)
 
 
 def base64_event(payload: bytes) -> bytes:
-    """Bytes as one event that decodes on its own."""
+    """Encode bytes as one event that can be decoded on its own."""
     return b"event: data\ndata:%b\n\n" % base64.b64encode(payload)
 
 
 def control_event(next_offset: str, cursor: str | None, up_to_date: bool, closed: bool) -> bytes:
-    """Where the next read starts; a stream that has ended has no cursor."""
+    """Encode where the next read starts. A closed stream has no cursor."""
     control = _Control(next_offset, None if closed else cursor, up_to_date, closed)
     return b"event: control\ndata:%b\n\n" % msgspec.json.encode(control)
 
 
-#: Bytes: a writer that could guess the boundary could forge parts.
+#: Bytes. A writer that could guess the boundary could forge parts.
 BOUNDARY_RANDOM_MIN: Final = 16
-#: Bytes: in hex, with the prefix, the 70 characters that RFC 2046 allows.
+#: Bytes. In hex and with the prefix, they fill the 70 characters that RFC 2046 allows.
 BOUNDARY_RANDOM_MAX: Final = 29
 
 PART_END: Final = b"\r\n"
@@ -110,7 +111,7 @@ _FIELD_VALUE = re.compile(r"[\t\x20-\x7e]*")
 
 
 def boundary(random_bytes: bytes) -> str:
-    """What separates the parts: as hard to guess as `random_bytes`, which must be fresh."""
+    """Return a part boundary that is as hard to guess as `random_bytes`, which must be fresh."""
     if not BOUNDARY_RANDOM_MIN <= len(random_bytes) <= BOUNDARY_RANDOM_MAX:
         raise InvalidError(
             f"a boundary of {len(random_bytes)} random bytes: "
@@ -120,24 +121,27 @@ def boundary(random_bytes: bytes) -> str:
 
 
 def multipart_type(separator: str) -> str:
-    """The content type of the whole answer."""
+    """Return the content type of the whole response."""
     return f"multipart/mixed; boundary={separator}"
 
 
 def part_head(separator: str, content_type: str) -> bytes:
-    """What goes before the bytes of a part; a type that would add headers of its own is refused."""
+    """Return the bytes before a part's body.
+
+    Raises if the content type could add headers of its own.
+    """
     if not _FIELD_VALUE.fullmatch(content_type):
         raise InvalidError(f"content type {content_type[:60]!r} is not valid in a header")
     return f"--{separator}\r\nContent-Type: {content_type}\r\n\r\n".encode()
 
 
 def closing(separator: str) -> bytes:
-    """What goes after the end of the last part; a body without it was cut off."""
+    """Return the bytes after the last part's end. A body without them was cut off."""
     return f"--{separator}--\r\n".encode()
 
 
 class SnapshotDigest:
-    """BLAKE3 over the length of the content type (64 bits, little-endian), the type, and the bytes.
+    """BLAKE3 over the content type's length (64 bits, little-endian), the type, and the bytes.
 
     The leading length separates the type from the snapshot unambiguously.
     """
@@ -149,9 +153,9 @@ class SnapshotDigest:
         self._hasher = blake3(len(text).to_bytes(8, "little") + text)
 
     def update(self, data: bytes) -> None:
-        """Take in the next bytes of the snapshot, in pieces of any size."""
+        """Add the snapshot's next bytes, in pieces of any size."""
         self._hasher.update(data)
 
     def hexdigest(self) -> str:
-        """64 hex digits in lower case, of everything so far."""
+        """Return the digest of all bytes so far as 64 lower-case hex digits."""
         return self._hasher.hexdigest()

@@ -1,10 +1,10 @@
-"""Snapshots in parts, as Ursula 0.11 takes them: headers of the requests, and the list of parts.
+"""Snapshots in parts, as in Ursula 0.11: the request headers, and the list of parts.
 
-    POST   {stream}/snapshot/{offset}/parts   a part; the answer names it in Stream-Snapshot-Part
-    PUT    {stream}/snapshot/{offset}         with Stream-Snapshot-Parts: publishes those it lists
-    DELETE {stream}/snapshot/parts            discards all parts that are not published
+    POST   {stream}/snapshot/{offset}/parts   a part; the response names it in Stream-Snapshot-Part
+    PUT    {stream}/snapshot/{offset}         with Stream-Snapshot-Parts: publishes the listed parts
+    DELETE {stream}/snapshot/parts            discards all unpublished parts
 
-The list has a line for each part, in the order of the snapshot's bytes; every line ends with LF.
+The list has one line per part, in the order of the snapshot's bytes. Every line ends with LF.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from streamfold.errors import InvalidError
 from streamfold.wire.durable_streams.headers import Header
 from streamfold.wire.text import parse_unsigned
 
-#: Parts of one snapshot.
+#: Maximum parts of one snapshot.
 PARTS_MAX: Final = 4096
-#: Bytes of a list of parts: each name has 64 at most, and a line break.
+#: Maximum bytes of a list of parts: each name has at most 64, plus a line break.
 MANIFEST_MAX: Final = PARTS_MAX * (64 + 1)
 
-#: Headers of requests and answers, as they are sent.
+#: Request and response headers, as they are sent.
 PART: Final = b"stream-snapshot-part"
 PARTS: Final = "stream-snapshot-parts"
 DIGEST: Final = "stream-snapshot-digest"
-#: Limits, as a `HEAD` and refusals name them.
+#: Names of limits in `HEAD` responses and in errors.
 REQUEST_BYTES_MAX: Final = b"ursula-max-request-bytes"
 SNAPSHOT_BYTES_MAX: Final = b"ursula-max-snapshot-bytes"
 STAGED_MAX: Final = {"parts": b"ursula-max-staged-parts", "bytes": b"ursula-max-staged-bytes"}
@@ -35,15 +35,18 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class PartsCommit(NamedTuple):
-    """What the head of a request says that publishes parts."""
+    """The headers of a request that publishes parts."""
 
     parts: int
-    #: Of the whole snapshot, in hex.
+    #: Digest of the whole snapshot, in hex.
     digest: str
 
 
 def parse_parts_commit(header: Header) -> PartsCommit | None:
-    """The commit that a request's head describes; None if its body is the snapshot itself."""
+    """Parse the headers of a request that publishes parts.
+
+    Returns None if the request's body is the snapshot itself.
+    """
     text = header(PARTS)
     if text is None:
         return None
@@ -60,7 +63,7 @@ def parse_parts_commit(header: Header) -> PartsCommit | None:
 
 
 def parse_manifest(body: bytes, count: int) -> list[str]:
-    """The names of the parts, each once."""
+    """Parse the names of the parts. Raises InvalidError if a name repeats."""
     lines = body.decode("latin-1").split("\n")
     if lines.pop() or len(lines) != count:
         raise InvalidError(

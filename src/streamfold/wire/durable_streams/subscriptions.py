@@ -1,11 +1,12 @@
-"""Subscriptions on the wire: names in paths, bodies of the calls, and globs over stream paths.
+"""Subscriptions on the wire: names in paths, request and response bodies, stream path globs.
 
-`*` stands for one whole segment, `**` for any number of them, also none. A segment is what is
-between two slashes. Matching takes one step per segment of the path, whatever the pattern: the set
-of reached segments, held as the bits of one integer, moves along with the path.
+In a glob, `*` stands for one whole segment and `**` for any number of segments, including none.
+Segments are separated by slashes. Matching takes one step per segment of the path, whatever the
+pattern: the set of reached pattern segments, held as the bits of one integer, advances along the
+path.
 
-A request decodes into a struct whose rules all hold, or is refused; members that are not known are
-ignored, as the protocol's servers do. An answer leaves out what it has no value for.
+A request either decodes into a struct that satisfies all its rules, or is rejected. Unknown members
+are ignored, as in the protocol's other servers. A response omits members without a value.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from streamfold.errors import InvalidError
 from streamfold.model.names import parse_stream_name
 from streamfold.wire.text import SHOWN, decode_json, decode_segment
 
-#: Bytes of UTF-8 in a subscription's id, and in the name of a worker.
+#: Bytes of UTF-8 in a subscription id, and in a worker's name.
 ID_MAX: Final = 256
-#: First segment that no stream can have.
+#: A first segment that no stream can have.
 _CONTROL: Final = "__ds"
-#: Characters: twice a stream's longest name.
+#: Characters: twice the longest stream name.
 PATTERN_MAX: Final = 1024
-#: Segments, and `**` among them, of a new pattern: each stream is matched against each subscription.
+#: Maximum segments of a new pattern, and maximum `**` among them. Each stream is matched against
+#: every subscription.
 SEGMENTS_MAX: Final = 32
 MANY_MAX: Final = 4
 _ONE, _MANY = "*", "**"
-#: Milliseconds that a worker keeps a wake without a sign of life.
+#: Milliseconds that a worker keeps a wake without renewing its lease.
 LEASE_TTL_MIN_MS: Final = 1_000
 LEASE_TTL_MAX_MS: Final = 600_000
 LEASE_TTL_DEFAULT_MS: Final = 30_000
@@ -42,12 +44,12 @@ LeaseTtl: TypeAlias = Annotated[int, Meta(ge=LEASE_TTL_MIN_MS, le=LEASE_TTL_MAX_
 
 
 def parse_id(segment: str) -> str:
-    """The id of a subscription, as a segment of the path has it."""
+    """Parse a subscription id from a path segment."""
     return parse_name(decode_name(segment), "subscription id")
 
 
 def parse_name(text: str, what: str) -> str:
-    """`text` as the name of something that is kept with a subscription."""
+    """Check a name that is stored with a subscription, and return it."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -58,7 +60,7 @@ def parse_name(text: str, what: str) -> str:
 
 
 def parse_path(text: str) -> str:
-    """The path of a stream; slashes at its ends do not count."""
+    """Parse a stream's path. Leading and trailing slashes do not count."""
     path = parse_stream_name(text.strip("/"))
     if path.partition("/")[0] == _CONTROL:
         raise InvalidError(f"stream {path[:80]!r} begins with {_CONTROL}, which is reserved")
@@ -73,15 +75,16 @@ def decode_name(segment: str) -> str:
 
 
 class Pattern:
-    """A glob that was checked, ready to match paths."""
+    """A validated glob, ready to match paths."""
 
     __slots__ = ("_here", "_many", "_one", "_start", "_whole", "text")
 
     def __init__(self, text: str) -> None:
-        #: Without a leading slash.
+        #: The pattern without a leading slash.
         self.text = text.removeprefix("/")
         segments = _segments(self.text)
-        #: Bit i: the i-th segment of the pattern is this text, is `*`, is `**`.
+        #: Bit i of a mask: the pattern's i-th segment is this text (`_here`), `*` (`_one`) or `**`
+        #: (`_many`).
         self._here: dict[str, int] = {}
         for index, segment in enumerate(segments):
             self._here[segment] = self._here.get(segment, 0) | 1 << index
@@ -91,17 +94,17 @@ class Pattern:
         self._whole = 1 << len(segments)
 
     def matches(self, path: str) -> bool:
-        """Whether the whole path fits; a leading slash of it does not count."""
+        """Return whether the whole path matches. A leading slash does not count."""
         reached, here, one, many = self._start, self._here.get, self._one, self._many
         for segment in path.removeprefix("/").split("/"):
             passed = (reached & (one | here(segment, 0))) << 1 | reached & many
-            reached = passed | (passed & many) << 1  # as _skip, without a call per segment
+            reached = passed | (passed & many) << 1  # inlines _skip to save a call per segment
             if not reached:
                 return False
         return bool(reached & self._whole)
 
     def require_simple(self) -> None:
-        """Raise InvalidError if matching takes too long for a new subscription."""
+        """Raise InvalidError if the pattern is too expensive to match for a new subscription."""
         segments, many = self._whole.bit_length() - 1, self._many.bit_count()
         if segments > SEGMENTS_MAX or many > MANY_MAX:
             raise InvalidError(
@@ -110,7 +113,10 @@ class Pattern:
             )
 
     def _skip(self, reached: int) -> int:
-        """`**` may stand for nothing. Two never follow each other, so one step is enough."""
+        """Extend `reached` past each `**`, which may match nothing.
+
+        `**` never repeats, so once is enough.
+        """
         return reached | (reached & self._many) << 1
 
     def __repr__(self) -> str:
@@ -153,7 +159,7 @@ class SubscriptionStatus(enum.StrEnum):
 
 
 class LinkType(enum.StrEnum):
-    """Why a stream belongs to a subscription; explicit where it is both."""
+    """How a stream belongs to a subscription. Explicit wins if both apply."""
 
     GLOB = "glob"
     EXPLICIT = "explicit"
@@ -164,7 +170,7 @@ class WebhookTarget(Struct, frozen=True):
 
 
 class SubscriptionRequest(Struct, frozen=True):
-    """`PUT …/subscriptions/{id}`: which streams, and how to wake a worker."""
+    """`PUT …/subscriptions/{id}`: the streams, and how to wake a worker."""
 
     type: SubscriptionType
     pattern: Text | None = None
@@ -176,7 +182,7 @@ class SubscriptionRequest(Struct, frozen=True):
 
 
 class StreamsRequest(Struct, frozen=True):
-    """`POST …/streams`: streams to link."""
+    """`POST …/streams`: the streams to link."""
 
     streams: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=NAMED_MAX)]
 
@@ -188,7 +194,7 @@ class ClaimRequest(Struct, frozen=True):
 
 
 class Ack(Struct, frozen=True):
-    """Everything of `stream` before `offset` is processed."""
+    """Everything in `stream` before `offset` has been processed."""
 
     stream: Text
     offset: Text
@@ -211,7 +217,7 @@ class ReleaseRequest(Struct, frozen=True):
 
 
 class WebhookReply(Struct, frozen=True):
-    """What a webhook's receiver answers; done acknowledges everything it was sent."""
+    """A webhook receiver's reply. `done` acknowledges everything it was sent."""
 
     done: bool = False
 
@@ -244,7 +250,7 @@ class WebhookView(Struct, frozen=True):
 
 
 class SubscriptionView(Struct, frozen=True, omit_defaults=True):
-    """A subscription as it is shown; `id` and `subscription_id` are the same."""
+    """A subscription in responses. `id` and `subscription_id` are equal."""
 
     id: str
     subscription_id: str
@@ -258,13 +264,14 @@ class SubscriptionView(Struct, frozen=True, omit_defaults=True):
     webhook: WebhookView | None = None
     wake_stream: str | None = None
     description: str | None = None
-    #: For root alone: the access token that it belongs to, and the prefix that its stream names lack.
+    #: Root only: the access token that owns the subscription, and the prefix that its stream names
+    #: lack.
     owner: str | None = None
     stream_prefix: str | None = None
 
 
 class ClaimView(Struct, frozen=True):
-    """The answer to a worker that claimed a wake."""
+    """The response to a worker that claimed a wake."""
 
     wake_id: str
     generation: int
@@ -279,7 +286,7 @@ class AckView(Struct, frozen=True):
 
 
 class WebhookCall(Struct, frozen=True):
-    """The body that is sent to a webhook, and signed."""
+    """The signed body sent to a webhook."""
 
     subscription_id: str
     wake_id: str
@@ -290,7 +297,7 @@ class WebhookCall(Struct, frozen=True):
 
 
 class WakeMessage(Struct, frozen=True, tag="wake", tag_field="type"):
-    """What is appended to a wake stream."""
+    """A message that is appended to a wake stream."""
 
     subscription_id: str
     stream: str
@@ -302,7 +309,7 @@ class WakeMessage(Struct, frozen=True, tag="wake", tag_field="type"):
 class Refusal(Struct, frozen=True, omit_defaults=True):
     code: str
     message: str
-    #: Only where another worker holds the wake.
+    #: Only if another worker holds the wake.
     current_holder: str | None = None
     generation: int | None = None
 
@@ -320,7 +327,7 @@ _REPLY: Final = msgspec.json.Decoder(WebhookReply)
 
 
 def decode_subscription(body: bytes) -> SubscriptionRequest:
-    """A subscription that names streams, and the one target that its type needs."""
+    """Decode a subscription. It must have streams, and the target that its type needs."""
     asked = decode_json(_SUBSCRIPTION, body)
     if asked.pattern is None and not asked.streams:
         raise InvalidError("the subscription has no streams: give pattern, streams, or both")
@@ -348,5 +355,5 @@ def decode_release(body: bytes) -> ReleaseRequest:
 
 
 def decode_webhook_reply(body: bytes) -> WebhookReply:
-    """What the receiver said; a body that says nothing acknowledges nothing."""
+    """Decode the receiver's reply. An empty body acknowledges nothing."""
     return decode_json(_REPLY, body) if body.strip() else WebhookReply()

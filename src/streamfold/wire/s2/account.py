@@ -1,4 +1,4 @@
-"""Access tokens, metrics and locations as JSON; their meaning is defined elsewhere."""
+"""Access tokens, metrics and locations as JSON. Their meaning is defined elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from msgspec import UNSET, Struct, UnsetType
 from streamfold.model.access_tokens import (
     NOTHING,
     AccessToken,
-    Operation,
     OperationGroups,
     Permission,
     ResourceSet,
+    Right,
     Scope,
     parse_token_id,
 )
@@ -25,7 +25,7 @@ from streamfold.wire.s2.json_body import decode_json, names_in_body, rfc3339
 from streamfold.wire.s2.resources import check_location
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-#: RFC 3339, with its time zone.
+#: An RFC 3339 time with its time zone.
 _Moment: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -57,7 +57,7 @@ class _Scope(Struct, frozen=True):
     streams: _ResourceSet | None = None
     access_tokens: _ResourceSet | None = None
     op_groups: _OperationGroups | None = None
-    ops: tuple[Operation, ...] | None = None
+    ops: tuple[Right, ...] | None = None
 
 
 class _AccessToken(Struct, frozen=True):
@@ -67,7 +67,7 @@ class _AccessToken(Struct, frozen=True):
     expires_at: str | None = None
 
 
-class Location(Struct, frozen=True, omit_defaults=True):
+class LocationInfo(Struct, frozen=True, omit_defaults=True):
     name: str
     is_private: bool
     storage_classes: tuple[str, ...] | None = None
@@ -79,7 +79,7 @@ _STRING: Final = msgspec.json.Decoder(str)
 
 
 def decode_issue_access_token(body: bytes) -> AccessToken:
-    """The token that a request asks for, with the form of its id and of its sets checked."""
+    """Decode the requested token and check the format of its id and resource sets."""
     asked = decode_json(_ACCESS_TOKEN, body)
     with names_in_body():
         parse_token_id(asked.id)
@@ -97,27 +97,27 @@ def encode_issued_access_token(secret: str) -> bytes:
 
 
 def encode_access_token_page(tokens: Sequence[AccessToken], *, has_more: bool) -> bytes:
-    """A listing, in which permissions and operations are always spelled out."""
+    """Encode a page of tokens. Permissions and operations are always spelled out."""
     return msgspec.json.encode({"access_tokens": list(map(_shown, tokens)), "has_more": has_more})
 
 
 def decode_default_location(body: bytes) -> str:
-    """The location that a bare JSON string names."""
+    """Decode a location name from a bare JSON string."""
     name = decode_json(_STRING, body)
     check_location(name)
     return name
 
 
-def encode_location(location: Location) -> bytes:
+def encode_location(location: LocationInfo) -> bytes:
     return msgspec.json.encode(location)
 
 
-def encode_locations(locations: Sequence[Location]) -> bytes:
+def encode_locations(locations: Sequence[LocationInfo]) -> bytes:
     return msgspec.json.encode(locations)
 
 
 def encode_metrics(metrics: Sequence[Metric]) -> bytes:
-    """A MetricSetResponse: each metric under the name of its kind."""
+    """Encode a MetricSetResponse, with each metric under the name of its kind."""
     return msgspec.json.encode(
         {"values": [{type(metric).__name__.lower(): metric} for metric in metrics]}
     )
@@ -136,8 +136,8 @@ def _parse_scope(scope: _Scope) -> Scope:
     )
 
 
-def _parse_permission(given: _Permission | None) -> Permission:
-    return Permission(bool(given and given.read), bool(given and given.write))
+def _parse_permission(permission: _Permission | None) -> Permission:
+    return Permission(bool(permission and permission.read), bool(permission and permission.write))
 
 
 def _milliseconds(text: str | None) -> int | None:
@@ -169,7 +169,7 @@ def _shown(token: AccessToken) -> _AccessToken:
             streams=_shown_set(scope.streams),
             access_tokens=_shown_set(scope.access_tokens),
             op_groups=_OperationGroups(*(_Permission(one.read, one.write) for one in groups)),
-            ops=tuple(operation for operation in Operation if operation in scope.ops),
+            ops=tuple(operation for operation in Right if operation in scope.ops),
         ),
         token.auto_prefix_streams,
         _expiry_text(token),

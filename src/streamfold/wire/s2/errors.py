@@ -1,14 +1,10 @@
-"""Failures as S2 clients see them: a status, and a JSON body that says what went wrong.
+"""Errors as S2 clients see them: a status, and a JSON body that explains what went wrong.
 
-A client may repeat an append whose failure has a *clean* code without fear of a duplicate. So a
-clean code is never given to an error that leaves the outcome open, whatever its own code says.
+A client may repeat an append whose error has a *clean* code without risking a duplicate. So an
+error that leaves the outcome unknown never gets a clean code, whatever its own code is.
 
     WireError
     ├── BadFrameError, BadHeaderError, BadJsonError, BadPathError, BadProtoError, BadQueryError
-    ├── QuotaExhaustedError
-    ├── TransactionConflictError, RateLimitedError, HotServerError
-    ├── UpstreamTimeoutError      outcome unknown
-    ├── UnsupportedError
     └── OversizedError
 """
 
@@ -35,7 +31,7 @@ from streamfold.errors import (
 
 
 class WireError(StreamfoldError):
-    """A failure that exists only on the wire; `code` is the one that clients see."""
+    """An error that exists only on the wire. `code` is the code that clients see."""
 
 
 class BadFrameError(WireError):
@@ -62,35 +58,8 @@ class BadQueryError(WireError):
     code = "bad_query"
 
 
-class QuotaExhaustedError(WireError):
-    code = "quota_exhausted"
-
-
-class TransactionConflictError(WireError):
-    code = "transaction_conflict"
-
-
-class RateLimitedError(WireError):
-    code = "rate_limited"
-
-
-class HotServerError(WireError):
-    code = "hot_server"
-
-
-class UpstreamTimeoutError(WireError):
-    code = "upstream_timeout"
-    definite = False
-
-
-class UnsupportedError(WireError):
-    """The protocol defines it, but this server does not support it."""
-
-    code = "not_implemented"
-
-
 class OversizedError(WireError):
-    """A message exceeds a limit of the protocol, whatever a reader asks for."""
+    """A message exceeds a protocol limit, whatever limits the reader asked for."""
 
     code = "other"
 
@@ -100,7 +69,8 @@ class _Code(NamedTuple):
     clean: bool
 
 
-#: Every code of the protocol. Clean: the code promises that the operation had no effect.
+#: Every code of the protocol, including codes that this server never sends. A clean code promises
+#: that the operation had no effect.
 CODES: Final[dict[str, _Code]] = {
     "bad_frame": _Code(400, True),
     "bad_header": _Code(400, True),
@@ -132,20 +102,20 @@ CODES: Final[dict[str, _Code]] = {
     "upstream_timeout": _Code(504, False),
 }
 
-#: Codes of Streamfold's own, for what S2 lacks: snapshots, streams that are closed or typed, forks.
+#: Streamfold's own codes, for features that S2 lacks: snapshots, closed or typed streams, forks.
 OWN_CODES: Final[dict[str, _Code]] = {
     "snapshot_not_found": _Code(404, True),
     "stream_closed": _Code(409, True),
     "stream_forked": _Code(409, True),
     "snapshot_conflict": _Code(409, True),
-    # Of changes alone: a read that needs damaged rows is `storage`. S2's clients repeat a 500, and
-    # after it do not know whether an append happened.
+    # For changes only: a read that needs damaged rows reports `storage`. S2's clients retry a 500,
+    # and then do not know whether an append happened.
     "stream_damaged": _Code(409, True),
     "store_damaged": _Code(409, True),
     "position_trimmed": _Code(410, True),
     "too_large": _Code(413, True),
     "staged_parts_limit": _Code(429, True),
-    # 503 and not 507: S2's clients repeat the one, and give up on the other.
+    # 503 rather than 507: S2's clients retry a 503 and give up on a 507.
     "storage_full": _Code(503, True),
     "uploads_busy": _Code(503, True),
     "snapshot_parts_busy": _Code(503, True),
@@ -155,7 +125,7 @@ OWN_CODES: Final[dict[str, _Code]] = {
 _KNOWN: Final = CODES | OWN_CODES
 _DAMAGED: Final = ("stream_damaged", "store_damaged")
 
-#: For errors whose own code the protocol does not know: the first class that matches decides.
+#: For errors whose own code is not part of the protocol. The first matching class decides.
 _BY_CLASS: Final[tuple[tuple[type[StreamfoldError], str], ...]] = (
     (WriterFencedError, "unavailable"),
     (MalformedError, "bad_proto"),
@@ -164,13 +134,13 @@ _BY_CLASS: Final[tuple[tuple[type[StreamfoldError], str], ...]] = (
     (StoreClosingError, "server_draining"),
     (RetryLaterError, "unavailable"),
     (StorageError, "storage"),
-    # Blobs and the like: clients cannot name them, so a missing one is the server's fault.
+    # Blobs, for example: clients cannot name them, so a missing one is the server's fault.
     (NotFoundError, "storage"),
 )
 
 
 class Failure(NamedTuple):
-    """What goes to the client: the same JSON in a response, a terminal frame and an SSE event."""
+    """An error for the client: the same JSON in a response, a terminal frame or an SSE event."""
 
     status: int
     body: bytes
@@ -179,10 +149,10 @@ class Failure(NamedTuple):
 def describe_failure(
     error: Exception, hidden_prefix: str = "", *, changes: bool = False
 ) -> Failure:
-    """The one answer to `error`; a foreign error reveals nothing.
+    """Return the response for `error`. A foreign error reveals nothing.
 
-    `hidden_prefix` is the prefix that the caller's stream names lack, and must not see. `changes` says
-    whether the request would have changed something.
+    `hidden_prefix` is the part of stream names that the caller neither writes nor may see.
+    `changes` says whether the request would have changed something.
     """
     match error:
         case FencingTokenMismatchError():
@@ -198,15 +168,17 @@ def describe_failure(
             return _coded("other", "the server failed unexpectedly: see its log")
 
 
-#: Characters of a message; one that quotes the longest name has fewer.
+#: Maximum length of a message in characters. A message that quotes the longest name is shorter.
 _MESSAGE_MAX: Final = 900
 
 
 def shown_message(error: StreamfoldError, hidden_prefix: str = "") -> str:
-    """The message with names of streams as the caller knows them, nothing of storage's files or keys,
-    in valid Unicode, and short even if it quotes what a client sent.
+    """Return the error message as the caller may see it.
+
+    It uses stream names as the caller knows them, reveals no storage files or keys, is valid
+    Unicode, and stays short even if it quotes client input.
     """
-    # A message may quote text that is not valid Unicode; the answer must be sent nevertheless.
+    # A message may quote text that is not valid Unicode, but the response must still be sent.
     text = (error.public_message or error.message).encode(errors="replace").decode()
     if hidden_prefix:
         text = hide_prefix(text, hidden_prefix)
@@ -214,15 +186,15 @@ def shown_message(error: StreamfoldError, hidden_prefix: str = "") -> str:
 
 
 def hide_prefix(text: str, hidden_prefix: str) -> str:
-    """The text of a message with the names of streams that it quotes as the caller knows them."""
-    # Messages quote names as repr does, which escapes single quotes unless it uses double ones.
+    """Remove `hidden_prefix` from the stream names that a message quotes."""
+    # Messages quote names as repr does, which escapes single quotes unless it uses double quotes.
     escaped = repr(f'"{hidden_prefix}')[2:-1]
     plain = escaped.replace("\\'", "'")
     return text.replace(f"'{escaped}", "'").replace(f'"{plain}', '"')
 
 
 def code_of(error: StreamfoldError, *, changes: bool = False) -> str:
-    """The protocol's code for `error`: never a clean one unless the error is definite."""
+    """Return the protocol's code for `error`, never a clean one unless the error is definite."""
     if error.code in _DAMAGED and not changes:
         return "storage"
     code = error.code if error.code in _KNOWN else _code_by_class(error)

@@ -1,4 +1,4 @@
-"""s2s frames: the messages of a session, whatever pieces its bytes arrive in.
+"""s2s frames: the messages of a session, however its bytes are split on arrival.
 
 0..2  length, big-endian: bytes that follow (flag and body)
 3     flag: terminal 0x80 | compression 0x60 | reconnect advised 0x10
@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from streamfold.errors import MalformedError
 from streamfold.wire.compression import (
@@ -19,15 +20,15 @@ from streamfold.wire.compression import (
 )
 from streamfold.wire.s2.errors import BadFrameError, Failure, OversizedError
 
-#: Bytes after the length field: what official clients accept.
+#: Maximum bytes after the length field. Official clients accept this many.
 FRAME_MAX = 2 << 20
-#: Bytes of a body, compressed or not: a frame without its flag.
+#: Maximum bytes of a body, compressed or not: a frame without its flag.
 BODY_MAX = FRAME_MAX - 1
 
 _LENGTH_SIZE = 3
 _HEAD_SIZE = _LENGTH_SIZE + 1
-#: Bytes of a piece from which a decoder keeps it as it is: many small ones would take many times their
-#: size as objects.
+#: Smallest piece in bytes that a decoder keeps as its own object. Many small objects would take
+#: many times their content's size.
 _PART_MIN = 4 << 10
 _STATUS_SIZE = 2
 _TERMINAL = 0x80
@@ -41,9 +42,8 @@ _COMPRESSION_FLAGS: Final = {
 _COMPRESSIONS: Final = {flag: compression for compression, flag in _COMPRESSION_FLAGS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFrame:
-    """One frame as it arrived."""
+class PackedFrame(msgspec.Struct, frozen=True, gc=False):
+    """One frame as it arrived, still compressed."""
 
     flag: int
     body: bytes
@@ -53,8 +53,10 @@ class PackedFrame:
         return bool(self.flag & _COMPRESSION_MASK) and not self.flag & _TERMINAL
 
     def unpack(self) -> Frame:
-        """The frame that was packed; BadFrameError if it cannot be inflated, or not in bounds."""
-        # Bits without a meaning are ignored, as official peers do, so that they may get one.
+        """Unpack the frame. Raises BadFrameError if it cannot be inflated or exceeds BODY_MAX."""
+        # Undefined flag bits are ignored, as official peers do, so that they can be defined later.
+        if not self.flag:
+            return Frame(self.body)  # in fewer steps: nearly all frames are like this
         if self.flag & _TERMINAL:
             return Frame(self.body, terminal=True)
         compression = _COMPRESSIONS.get(self.flag & _COMPRESSION_MASK)
@@ -67,16 +69,15 @@ class PackedFrame:
         return Frame(inflated, reconnect_advised=bool(self.flag & _RECONNECT_ADVISED))
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame; `body` is already inflated."""
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One frame with its body already inflated."""
 
     body: bytes
     terminal: bool = False
     reconnect_advised: bool = False
 
     def failure(self) -> Failure:
-        """What a terminal frame says: why the session ended."""
+        """Return the failure that a terminal frame reports as the reason for the session's end."""
         if not self.terminal or len(self.body) < _STATUS_SIZE:
             raise BadFrameError("the frame carries no status: it is not a whole terminal frame")
         status = int.from_bytes(self.body[:_STATUS_SIZE], "big")
@@ -84,37 +85,43 @@ class Frame:
 
 
 class FrameDecoder:
-    """Turns the bytes of a session into frames, in order, holding at most one unfinished frame.
+    """Splits a session's bytes into frames, in order, holding at most one unfinished frame.
 
-    Frames before a bad one are all delivered; from the bad one on, every call raises the same.
-    Call `next_frame` until it returns None before feeding more, else what was fed piles up.
+    Delivers all frames before a bad one. From the bad one on, every call raises the same error.
+    Call `next_frame` until it returns None before you feed more. Otherwise the bytes fed pile up.
     """
 
     def __init__(self) -> None:
-        #: What was fed and not taken, as it came: a large frame is copied once, when it is complete.
+        #: Bytes fed but not yet consumed, in their original pieces. A large frame is copied once,
+        #: when it is complete.
         self._parts: list[bytes | bytearray] = []
-        #: Where the next frame begins in the first part, and how many bytes there are from there on.
+        #: Offset of the next frame in the first part, and the number of bytes from there on.
         self._start = 0
-        self._held = 0
+        self._buffered = 0
         self._refusal: BadFrameError | None = None
 
     @property
     def empty(self) -> bool:
-        """Whether no frame is begun."""
-        return not self._held
+        """Whether no unfinished frame is buffered."""
+        return not self._buffered
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the session, cut anywhere."""
-        self._held += len(data)
+        """Add the next bytes of the session, split anywhere."""
+        self._buffered += len(data)
         if len(data) >= _PART_MIN:
             self._parts.append(data)
-        elif self._parts and isinstance(self._parts[-1], bytearray):
-            self._parts[-1] += data
+        elif not self._parts:
+            if data:
+                self._parts.append(data)
+        elif len(last := self._parts[-1]) < _PART_MIN or isinstance(last, bytearray):
+            if not isinstance(last, bytearray):
+                last = self._parts[-1] = bytearray(last)
+            last += data
         elif data:
             self._parts.append(bytearray(data))
 
     def next_frame(self) -> Frame | None:
-        """The next frame, or None until more bytes are fed."""
+        """Return the next frame, or None until more bytes are fed."""
         packed = self.next_packed()
         if packed is None:
             return None
@@ -124,7 +131,10 @@ class FrameDecoder:
             raise self._refuse(error) from None
 
     def next_packed(self) -> PackedFrame | None:
-        """The next frame as it arrived; the caller unpacks it, and continues only if that succeeds."""
+        """Return the next frame as it arrived, or None.
+
+        The caller must unpack it, and may continue only if that succeeds.
+        """
         if self._refusal is not None:
             raise self._refusal
         try:
@@ -135,32 +145,32 @@ class FrameDecoder:
     def _refuse(self, error: BadFrameError) -> BadFrameError:
         self._refusal = error
         self._parts.clear()
-        self._start = self._held = 0
+        self._start = self._buffered = 0
         return error
 
     def finish(self) -> None:
-        """Refuse a session that ends in the middle of a frame; call when no frame is left."""
+        """Raise if the session ends inside a frame. Call this once no complete frame is left."""
         if self._refusal is not None:
             raise self._refusal
-        if self._held:
-            raise BadFrameError(f"the session ends {self._held} bytes into a frame")
+        if self._buffered:
+            raise BadFrameError(f"the session ends {self._buffered} bytes into a frame")
 
     def _next_packed(self) -> PackedFrame | None:
-        if self._held < _LENGTH_SIZE:
+        if self._buffered < _LENGTH_SIZE:
             return None
         head = self._copy(0, _HEAD_SIZE)
         length = int.from_bytes(head[:_LENGTH_SIZE], "big")
         if not 1 <= length <= FRAME_MAX:
             raise BadFrameError(f"frame length {length} must be 1 to {FRAME_MAX} bytes")
         end = _LENGTH_SIZE + length
-        if self._held < end:
+        if self._buffered < end:
             return None
         body = self._copy(_HEAD_SIZE, end)
         self._drop(end)
         return PackedFrame(head[-1], body)
 
     def _copy(self, start: int, end: int) -> bytes:
-        """Bytes of the next frame, by their offsets in it; fewer if fewer were fed."""
+        """Return bytes of the next frame by their offsets in it, fewer if fewer were fed."""
         start += self._start
         end += self._start
         first = self._parts[0]
@@ -177,8 +187,8 @@ class FrameDecoder:
         return b"".join(pieces)
 
     def _drop(self, size: int) -> None:
-        """Forget the first `size` bytes."""
-        self._held -= size
+        """Drop the first `size` bytes."""
+        self._buffered -= size
         self._start += size
         parts, used = self._parts, 0
         while used < len(parts) and self._start >= len(parts[used]):
@@ -186,7 +196,7 @@ class FrameDecoder:
             used += 1
         del parts[:used]
         if parts and isinstance(first := parts[0], bytearray):
-            # Small pieces may be added to it without end.
+            # `feed` may append small pieces to this part indefinitely.
             del first[: self._start]
             self._start = 0
 
@@ -198,7 +208,7 @@ def encode_frame(
     zstd_level: int = ZSTD_LEVEL,
     reconnect_advised: bool = False,
 ) -> bytes:
-    """`message` as a regular frame, compressed where that makes it smaller."""
+    """Encode `message` as a regular frame, compressed if that makes it smaller."""
     if len(message) > BODY_MAX:
         raise OversizedError(
             f"a message of {len(message)} bytes does not fit a frame of {BODY_MAX}: "
@@ -210,13 +220,13 @@ def encode_frame(
 
 
 def encode_terminal(failure: Failure) -> bytes:
-    """The frame that ends a session which failed; nothing may follow it."""
+    """Encode the frame that ends a failed session. Nothing may follow it."""
     body = failure.status.to_bytes(_STATUS_SIZE, "big") + failure.body
     return _assemble(_TERMINAL, body)
 
 
 def frame_head(size: int) -> bytes:
-    """What precedes an uncompressed body of `size` bytes in a regular frame."""
+    """Return the bytes before an uncompressed body of `size` bytes in a regular frame."""
     return _head(0, size)
 
 

@@ -1,4 +1,4 @@
-"""Headers of requests: their values, and the encodings of request and answer that follow from them."""
+"""Parses request headers and negotiates the encodings of request and response."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LAST_EVENT_ID: Final = "last-event-id"
 PROVISION_RESULT: Final = "s2-provision-result"
 RETRY_AFTER_MS: Final = "retry-after-ms"
 
-#: Bytes of a customer's key, for either cipher.
+#: Bytes of a customer's encryption key, for either cipher.
 KEY_SIZE = 32
-#: Characters: 32 bytes in base64.
+#: Characters of 32 bytes in base64.
 _KEY_TEXT_MAX = 44
 
-#: Codings in a header that are read.
+#: Content codings read from one header. The rest are ignored.
 _CODINGS_MAX = 32
 
 _FORMATS: Final = {
@@ -40,13 +40,13 @@ _FORMATS: Final = {
     "base64": RecordFormat.BASE64,
     "json-binsafe": RecordFormat.BASE64,
 }
-#: Bytes of a request's body, inflated. The largest legal batch needs 1.4 MiB in base64 and 2 MiB
-#: in protobuf; JSON with many small headers needs more.
+#: Bytes of an inflated request body. The largest legal batch needs 1.4 MiB in base64 and 2 MiB in
+#: protobuf. JSON with many small headers needs more.
 BODY_MAX = 4 << 20
 
 
 class EncryptionKey:
-    """A customer's key; only `reveal` shows it."""
+    """A customer's encryption key. Only `reveal` shows it."""
 
     __slots__ = ("_key",)
 
@@ -54,7 +54,7 @@ class EncryptionKey:
         self._key = key
 
     def reveal(self) -> bytes:
-        """The 32 bytes, for a cipher only."""
+        """Return the 32 bytes, for use by a cipher only."""
         return self._key
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class EncryptionKey:
 
 
 def parse_basin(value: str | None) -> BasinName:
-    """The basin that a request is about, by the rule of buckets: every bucket is a basin."""
+    """Parse the request's basin name. Bucket names are allowed, since every bucket is a basin."""
     if value is None:
         raise BadHeaderError(f"header {BASIN} is missing: it names the basin")
     try:
@@ -81,17 +81,17 @@ def parse_basin(value: str | None) -> BasinName:
 
 
 def parse_format(value: str | None) -> RecordFormat:
-    """How records are written in JSON; raw unless said otherwise."""
+    """Parse how JSON encodes record bytes. The default is raw."""
     if value is None:
         return RecordFormat.RAW
-    found = _FORMATS.get(value.strip())
-    if found is None:
+    form = _FORMATS.get(value.strip())
+    if form is None:
         raise BadHeaderError(f"{FORMAT} {value[:40]!r} must be one of {', '.join(_FORMATS)}")
-    return found
+    return form
 
 
 def parse_request_token(value: str | None) -> str | None:
-    """The token that makes a creation repeatable."""
+    """Parse the token that makes a creation idempotent."""
     if value is None:
         return None
     try:
@@ -101,7 +101,7 @@ def parse_request_token(value: str | None) -> str | None:
 
 
 def parse_encryption_key(value: str | None) -> EncryptionKey | None:
-    """The key for a stream's cipher; a refusal never quotes it."""
+    """Parse the key for a stream's cipher. The error never quotes it."""
     if value is None:
         return None
     text = value.strip()
@@ -115,7 +115,7 @@ def parse_encryption_key(value: str | None) -> EncryptionKey | None:
 
 
 def require_encryption_key(key: EncryptionKey | None, cipher: Cipher) -> EncryptionKey:
-    """The key of a request on an encrypted stream."""
+    """Return the request's key. Raises BadHeaderError if an encrypted stream's request has none."""
     if key is None:
         raise BadHeaderError(
             f"the stream is encrypted with {cipher}: send its key in header {ENCRYPTION_KEY}"
@@ -124,22 +124,22 @@ def require_encryption_key(key: EncryptionKey | None, cipher: Cipher) -> Encrypt
 
 
 def parse_stream_config(value: str | None) -> StreamConfigLayer:
-    """The configuration of the stream if this request creates it; always checked."""
+    """Parse the configuration for a stream that this request may create. It is always checked."""
     if value is None:
         return StreamConfigLayer()
     try:
-        # Any fault of the value is a fault of the header; an empty value is not JSON either.
+        # Any error in the value is a header error. An empty value is not JSON either.
         return decode_stream_config(value.encode(errors="surrogateescape") or b" ")
     except (BadJsonError, InvalidError) as error:
         raise BadHeaderError(f"{STREAM_CONFIG}: {error.message}") from None
 
 
 def parse_accept_encoding(value: str | None) -> Compression:
-    """The compression of the answer: zstd where it is listed, else gzip, else none.
+    """Choose the response compression: zstd if listed, else gzip, else none.
 
-    Preferences among them are ignored; only a weight of zero takes one off the list.
+    Weights are ignored, except that zero removes a coding from the list.
     """
-    # A client lists a handful: the rest of a longer list is ignored.
+    # Clients list a handful of codings. The rest of a longer list is ignored.
     listed = {_coding(entry) for entry in (value or "").split(",", _CODINGS_MAX)[:_CODINGS_MAX]}
     for compression in (Compression.ZSTD, Compression.GZIP):
         if compression in listed:
@@ -148,7 +148,7 @@ def parse_accept_encoding(value: str | None) -> Compression:
 
 
 def parse_content_encoding(value: str | None) -> Compression:
-    """How the request's body is compressed."""
+    """Parse the compression of the request body."""
     text = (value or Compression.NONE).strip().lower()
     if text not in list(Compression):
         raise BadHeaderError(f"content-encoding {text[:40]!r} is not supported: use gzip or zstd")
@@ -163,7 +163,7 @@ def _coding(entry: str) -> str:
 
 
 class Encoding(enum.StrEnum):
-    """The value is the content type that an answer is sent with."""
+    """An encoding. Its value is the content type of the response."""
 
     JSON = "application/json"
     PROTO = "application/protobuf"
@@ -173,19 +173,19 @@ class Encoding(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Negotiated:
-    """How the request's body is to be read, and how the answer is to be written."""
+    """The encodings of the request body and of the response."""
 
     request: Encoding | None
     response: Encoding
 
     @cached_property
     def session(self) -> bool:
-        """Whether the answer is an open-ended stream: no content coding, no length."""
+        """Whether the response is an open-ended stream, without content coding or length."""
         return self.response in (Encoding.S2S, Encoding.SSE)
 
 
 def negotiate_append(content_type: str | None, accept: str | None) -> Negotiated:
-    """An append is a session by its content type, whatever it accepts."""
+    """Negotiate an append. Its content type alone decides whether it is a session."""
     media = _media_type(content_type)
     if media == Encoding.S2S:
         return Negotiated(Encoding.S2S, Encoding.S2S)
@@ -201,7 +201,7 @@ def negotiate_append(content_type: str | None, accept: str | None) -> Negotiated
 
 
 def negotiate_read(content_type: str | None, accept: str | None) -> Negotiated:
-    """A read is an s2s session by its content type although it has no body, else by `accept`."""
+    """Negotiate a read by `accept`, unless its content type is s2s, although it has no body."""
     if _media_type(content_type) == Encoding.S2S:
         return Negotiated(None, Encoding.S2S)
     first = _first(accept)
@@ -211,7 +211,7 @@ def negotiate_read(content_type: str | None, accept: str | None) -> Negotiated:
 
 
 def require_json(content_type: str | None) -> None:
-    """Refuse a body of the control plane whose content type is not JSON."""
+    """Raise unless a control-plane body has a JSON content type."""
     media = _media_type(content_type)
     if not _is_json(media):
         raise BadJsonError(f"content-type {media[:80]!r} is not JSON: send application/json")
@@ -220,7 +220,7 @@ def require_json(content_type: str | None) -> None:
 def inflate_body(
     body: bytes, compression: Compression, encoding: Encoding = Encoding.JSON
 ) -> bytes:
-    """A unary request's body, as it was before compression and no larger than is allowed."""
+    """Inflate a unary request's body to at most BODY_MAX bytes."""
     try:
         return decompress(body, compression, BODY_MAX)
     except MalformedError as error:

@@ -1,10 +1,10 @@
-"""The data plane in JSON: appends in, acknowledgements and batches out.
+"""The data plane in JSON: decodes appends, encodes acks and batches.
 
-The JSON of a large append is decoded in short steps: records and headers by the group. One call of
-msgspec for all of it would keep the interpreter's lock for half a second: 4 MiB hold half a million
-headers, or a million records that are refused because they are too many. So would freeing their
-objects, or a garbage collection among them. Hence each group is encoded as protobuf, and its objects
-are freed, before the next one is decoded.
+A large append is decoded in short steps, one group of records or headers at a time. A single
+msgspec call would hold the GIL for half a second: 4 MiB can contain half a million headers, or a
+million records that are then rejected for their number. Freeing their objects, or a garbage
+collection that visits them, would take as long. Hence each group is encoded as protobuf and its
+objects are freed before the next group is decoded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from streamfold.errors import InvalidError
 from streamfold.model.names import parse_token
@@ -26,39 +26,38 @@ from streamfold.model.records import (
     HEADER_OVERHEAD,
     Header,
     Record,
-    SequencedRecord,
 )
-from streamfold.records import AppendInput, RecordBatch, decode, parse_append_input
-from streamfold.records.columns import encode_append, encode_append_header
-from streamfold.records.kernels import compiled
+from streamfold.records import AppendInput, RecordBatch, parse_append_input
+from streamfold.records.payload import write_json
+from streamfold.records.protobuf import encode_append, encode_append_header
 from streamfold.records.rules import check_count, check_metered, check_types
-from streamfold.wire.json_scan import GROUP, Layout, lay_out
+from streamfold.wire.json_scan import GROUP, JsonLayout, lay_out
 from streamfold.wire.s2.errors import BadJsonError, Failure
 from streamfold.wire.s2.json_body import Unsigned, check_u64, decode_json
 
-#: Members of one object, and bytes of one that is not decoded apart: an append has three members, and a
-#: record has three; others are ignored.
+#: Maximum members of one object, and maximum bytes of a member that is decoded with its object. An
+#: append has three members, and so has a record. Other members are ignored.
 MEMBERS_MAX: Final = 100
 SMALL_MEMBER: Final = 16 << 10
 
-#: Headers of one record: each costs so much of a batch, even if it is empty.
+#: Maximum headers of one record. Even an empty header counts HEADER_OVERHEAD bytes of a batch.
 _HEADERS_MAX: Final = BATCH_BYTES_MAX // HEADER_OVERHEAD
 
 Input = TypeVar("Input", bound=Struct)
 T = TypeVar("T")
-#: Bytes of a body, and brackets and commas in it, up to which it is decoded by one call: the largest
-#: legal batch in base64, and a thousand records with a few headers each.
+#: Limits for decoding a body in one call: its bytes, and the brackets and commas in it. They allow
+#: the largest legal batch in base64, and a thousand records with a few headers each.
 LIGHT_BYTES: Final = 3 << 19
 LIGHT_MARKS: Final = 16_000
-#: Streams whose tails one request may ask for.
+#: Maximum number of streams whose tails one request may ask for.
 TAILS_MAX: Final = 1000
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class StepDecoder(Generic[Input]):
-    """Decodes what a decoder of `input_type` would: an object with `records`, these with `headers`.
+    """Decodes an `input_type` object in steps: first its `records`, then each record's `headers`.
 
-    `to_record` and `to_header` make the model's values of what was decoded.
+    `to_record` and `to_header` convert decoded values to Record and Header.
     """
 
     def __init__(
@@ -77,10 +76,10 @@ class StepDecoder(Generic[Input]):
         self._headers: msgspec.json.Decoder[Any] = msgspec.json.Decoder(headers)
 
     def decode(self, body: bytes) -> tuple[Input, list[bytes]]:
-        """The append and its records, each a field of a protobuf AppendInput.
+        """Return the append, and its records each encoded as a field of a protobuf AppendInput.
 
-        A few that are small are decoded as members of the append instead. BadJsonError if it has
-        another form, InvalidError if it has too many records.
+        If `records` is small, its records stay members of the append instead. Raises BadJsonError
+        if the body has another form, and InvalidError if it has too many records.
         """
         members, records = _take_out(body, "records")
         if records is None:
@@ -88,12 +87,12 @@ class StepDecoder(Generic[Input]):
         layout = _lay_out(records, b"[]", BATCH_RECORDS_MAX, check_count)
         return decode_json(self._input, members), list(self._encode_records(layout))
 
-    def _encode_records(self, layout: Layout) -> Iterator[bytes]:
+    def _encode_records(self, layout: JsonLayout) -> Iterator[bytes]:
         index = 0
         for group in layout.groups():
             if len(group) <= GROUP:
-                found = map(self._to_record, decode_json(self._records, b"[%b]" % group))
-                encoded = [_encode(at, record) for at, record in enumerate(found, index)]
+                records = map(self._to_record, decode_json(self._records, b"[%b]" % group))
+                encoded = [_encode(at, record) for at, record in enumerate(records, index)]
             else:
                 encoded = [self._encode_record(index, group)]
             yield from encoded
@@ -108,37 +107,43 @@ class StepDecoder(Generic[Input]):
         return _encode(index, record, b"".join(map(self._encode_headers, layout.groups())))
 
     def _encode_headers(self, group: bytes) -> bytes:
-        found = map(self._to_header, decode_json(self._headers, b"[%b]" % group))
-        return b"".join(map(encode_append_header, found))
+        headers = map(self._to_header, decode_json(self._headers, b"[%b]" % group))
+        return b"".join(map(encode_append_header, headers))
 
 
 def _encode(index: int, record: Record, headers: bytes | None = None) -> bytes:
-    """A record as a field of an AppendInput; `headers` replace its own, encoded."""
+    """Encode a record as an AppendInput field.
+
+    `headers`, already encoded, replace the record's own.
+    """
     check_types(index, record)
     return encode_append(record, headers)
 
 
 def _take_out(text: bytes, name: str, whole: str | None = None) -> tuple[bytes, bytes | None]:
-    """An object with an empty array for its member `name` if that is large, and the member's value.
+    """Take a large array out of an object: replace member `name` by [] and return both.
 
-    `whole` is a member that may be large and stays where it is.
+    The member's value is None if it is small. The member named `whole` may be large and stays in
+    place.
     """
-    taken, kept = None, []
+    member, members = None, []
     for part in _lay_out(text, b"{}", MEMBERS_MAX, _check_members).parts():
         if len(part) <= SMALL_MEMBER or (whole and part.startswith(b'"%b":' % whole.encode())):
-            kept.append(part)
+            members.append(part)
         elif part.startswith(b'"%b":' % name.encode()):
-            taken = part.partition(b":")[2]
-            kept.append(b'"%b":[]' % name.encode())
+            member = part.partition(b":")[2]
+            members.append(b'"%b":[]' % name.encode())
         else:
             raise BadJsonError(
                 f"member {part[:40]!r} has {len(part)} bytes, and is not a member of an append"
             )
-    return b"{%b}" % b",".join(kept), taken
+    return b"{%b}" % b",".join(members), member
 
 
-def _lay_out(value: bytes, brackets: bytes, parts_max: int, check: Callable[[int], None]) -> Layout:
-    """The layout of an array or object; `check` raises for a number of parts that is too large."""
+def _lay_out(
+    value: bytes, brackets: bytes, parts_max: int, check: Callable[[int], None]
+) -> JsonLayout:
+    """Lay out an array or object. Calls `check`, which raises, if it has too many parts."""
     try:
         layout = lay_out(value, brackets, parts_max)
     except InvalidError as error:
@@ -159,11 +164,11 @@ def _check_members(count: int) -> None:
 
 
 class RecordFormat(enum.StrEnum):
-    """How the bytes of records become JSON strings."""
+    """How record bytes become JSON strings."""
 
-    #: As UTF-8; what is not valid UTF-8 is replaced when read.
+    #: As UTF-8. Reads replace bytes that are not valid UTF-8.
     RAW = "raw"
-    #: Standard alphabet, padded: every byte survives.
+    #: Standard alphabet with padding. Preserves every byte.
     BASE64 = "base64"
 
 
@@ -191,51 +196,35 @@ class _Base64Input(Struct):
     fencing_token: str | None = None
 
 
-class _RawSequenced(Struct, gc=False):
-    seq_num: int
-    timestamp: int
-    headers: list[tuple[str, str]] | UnsetType = UNSET
-    body: str | UnsetType = UNSET
-
-
-class _Base64Sequenced(Struct, gc=False):
-    seq_num: int
-    timestamp: int
-    headers: tuple[Header, ...] | UnsetType = UNSET
-    body: bytes | UnsetType = UNSET
-
-
 _RAW_INPUT: Final = msgspec.json.Decoder(_RawInput)
 _BASE64_INPUT: Final = msgspec.json.Decoder(_Base64Input)
 
 
 def is_light(body: bytes) -> bool:
-    """Whether decoding an append takes some milliseconds at most, whatever it contains."""
+    """Return whether decoding an append takes a few milliseconds at most, whatever it contains."""
+    if len(body) <= LIGHT_MARKS:
+        return True
     marks = body.count(b",") + body.count(b"[") + body.count(b"{")
     return len(body) <= LIGHT_BYTES and marks <= LIGHT_MARKS
 
 
 def decode_append_body(body: bytes, record_format: RecordFormat) -> AppendInput:
-    """The append that a unary request asks for, with every rule of a batch already kept.
+    """Decode a unary append, enforcing every batch rule.
 
-    A body that is not light is decoded in short steps: for a thread beside the event loop.
+    A body that is not light is decoded in short steps and belongs in a thread, off the event loop.
     """
-    light = decode_light_body(body, record_format)
-    if light is not None:
-        return light
+    if is_light(body):
+        return _decode_at_once(body, record_format)
     if record_format is RecordFormat.RAW:
         raw, encoded = _RAW_STEPS.decode(body)
-        check_count(len(raw.records or encoded))  # first: a flood of empty ones is not converted
+        check_count(len(raw.records or encoded))  # before converting a flood of empty records
         return _append_input(raw, list(map(_from_raw, raw.records)), encoded)
     safe, encoded = _decode_base64(_BASE64_STEPS.decode, body)
     check_count(len(safe.records or encoded))
     return _append_input(safe, list(map(_from_base64, safe.records)), encoded)
 
 
-def decode_light_body(body: bytes, record_format: RecordFormat) -> AppendInput | None:
-    """The same in some milliseconds, whatever is in the body; None if it would take longer."""
-    if not is_light(body):
-        return None
+def _decode_at_once(body: bytes, record_format: RecordFormat) -> AppendInput:
     if record_format is not RecordFormat.RAW:
         safe = _decode_base64(partial(decode_json, _BASE64_INPUT), body)
         check_count(len(safe.records))
@@ -243,7 +232,7 @@ def decode_light_body(body: bytes, record_format: RecordFormat) -> AppendInput |
     raw = decode_json(_RAW_INPUT, body)
     records = raw.records
     if len(records) == 1 and not records[0].headers:
-        # The same as below, in fewer steps.
+        # A shortcut for one record without headers, with the same result as below.
         _check_conditions(raw)
         content = records[0].body.encode() if records[0].body else b""
         batch = RecordBatch.of_one(content, records[0].timestamp)
@@ -253,7 +242,7 @@ def decode_light_body(body: bytes, record_format: RecordFormat) -> AppendInput |
 
 
 def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPosition) -> bytes:
-    """An AppendAck."""
+    """Encode an AppendAck."""
     last = encode_position(end)
     return b'{"start":%b,"end":%b,"tail":%b}' % (
         encode_position(start),
@@ -265,33 +254,27 @@ def encode_append_ack(start: StreamPosition, end: StreamPosition, tail: StreamPo
 def encode_read_batch(
     payload: bytes, record_format: RecordFormat, tail: StreamPosition | None = None
 ) -> bytes:
-    """A ReadBatch of stored records; empty headers and bodies, and no tail, are left out."""
+    """Encode stored records as a ReadBatch.
+
+    Empty headers, empty bodies and an absent tail are omitted.
+    """
     end = b"" if tail is None else b',"tail":%b' % encode_position(tail)
     return b'{"records":[%b]%b}' % (_encode_records(payload, record_format), end)
 
 
 def encode_read_batches(payloads: Iterable[bytes], record_format: RecordFormat) -> bytes:
-    """The records of several payloads as one ReadBatch, encoded in a step for each payload."""
+    """Encode the records of several payloads as one ReadBatch, one step per payload."""
     arrays = (_encode_records(one, record_format) for one in payloads)
     return b'{"records":[%b]}' % b",".join(array for array in arrays if array)
 
 
 def _encode_records(payload: bytes, record_format: RecordFormat) -> bytes:
-    """The elements of the array: by compiled code, unless it leaves them to Python."""
-    twin = compiled()
-    base64 = record_format is RecordFormat.BASE64
-    quick = None if twin is None else twin.to_json(payload, base64=base64)
-    return encode_plain(payload, record_format) if quick is None else quick
-
-
-def encode_plain(payload: bytes, record_format: RecordFormat) -> bytes:
-    """The same in Python; what is not valid UTF-8 is replaced."""
-    convert = _to_raw if record_format is RecordFormat.RAW else _to_base64
-    return _ENCODER.encode([convert(record) for record in decode(payload)])[1:-1]
+    """Encode a payload's records as array elements, without the brackets."""
+    return write_json(payload, base64=record_format is RecordFormat.BASE64)
 
 
 def encode_tail(tail: StreamPosition) -> bytes:
-    """A TailResponse."""
+    """Encode a TailResponse."""
     return b'{"tail":%b}' % encode_position(tail)
 
 
@@ -303,7 +286,7 @@ _TAILS_INPUT: Final = msgspec.json.Decoder(_TailsInput)
 
 
 def decode_tails_input(body: bytes) -> list[str]:
-    """The names of the streams whose tails are asked for, unchecked."""
+    """Decode the names of the streams whose tails the request asks for, unchecked."""
     streams = decode_json(_TAILS_INPUT, body).streams
     if len(streams) > TAILS_MAX:
         raise InvalidError(
@@ -313,7 +296,7 @@ def decode_tails_input(body: bytes) -> list[str]:
 
 
 def encode_tails(streams: Sequence[str], tails: Sequence[StreamPosition | Failure]) -> bytes:
-    """The tail of each stream, or the status and the error that a request for it alone would get."""
+    """Encode each stream's tail, or the status and error of a request for that stream alone."""
     entries = [
         b'{"stream":%b,"status":%d,"error":%b}' % (_ENCODER.encode(stream), tail.status, tail.body)
         if isinstance(tail, Failure)
@@ -324,7 +307,7 @@ def encode_tails(streams: Sequence[str], tails: Sequence[StreamPosition | Failur
 
 
 def encode_position(position: StreamPosition) -> bytes:
-    """A StreamPosition; numbers are plain however large."""
+    """Encode a StreamPosition. Numbers are plain digits, however large."""
     return b'{"seq_num":%d,"timestamp":%d}' % (position.seq_num, position.timestamp)
 
 
@@ -332,7 +315,7 @@ def _decode_base64(decode_body: Callable[[bytes], T], body: bytes) -> T:
     try:
         return decode_body(body)
     except BadJsonError:
-        # Strings that fit everything but the alphabet are a fault of content, not of form.
+        # If only the base64 alphabet is wrong, the content is invalid, not the JSON.
         if is_light(body):
             decode_json(_RAW_INPUT, body)
         else:
@@ -346,7 +329,7 @@ def _decode_base64(decode_body: Callable[[bytes], T], body: bytes) -> T:
 def _append_input(
     request: _RawInput | _Base64Input, records: list[Record], encoded: Sequence[bytes] = ()
 ) -> AppendInput:
-    """An append of `records`, or of those that were `encoded` already."""
+    """Build an append from `records`, or from the records in `encoded` if there are any."""
     _check_conditions(request)
     batch = parse_append_input(b"".join(encoded)).batch if encoded else RecordBatch.of(records)
     return AppendInput(batch, request.match_seq_num, request.fencing_token)
@@ -387,22 +370,3 @@ _RAW_STEPS: Final = StepDecoder(
 _BASE64_STEPS: Final = StepDecoder(
     _Base64Input, _Base64Record, list[tuple[bytes, bytes]], _from_base64, Header._make
 )
-
-
-def _to_raw(record: SequencedRecord) -> _RawSequenced:
-    return _RawSequenced(
-        record.seq_num,
-        record.timestamp,
-        [(_text(name), _text(value)) for name, value in record.headers] or UNSET,
-        _text(record.body) or UNSET,
-    )
-
-
-def _to_base64(record: SequencedRecord) -> _Base64Sequenced:
-    return _Base64Sequenced(
-        record.seq_num, record.timestamp, record.headers or UNSET, record.body or UNSET
-    )
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="replace")

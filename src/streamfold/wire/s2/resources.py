@@ -1,8 +1,8 @@
-"""Basins and streams as JSON: their configurations and changes to them, requests and listings.
+"""Basins and streams as JSON: configurations, reconfigurations, requests and listings.
 
-Three shapes of a stream's configuration meet here. A request's is a layer: members may be absent or
-null, which is the same. A change is tri-state: absent keeps a member, null resets it. What a stream
-has is resolved: every member has a value.
+A stream's configuration takes three shapes here. In a request it is a layer: absent and null
+members mean the same. A reconfiguration is tri-state: absent keeps a member, null resets it. An
+existing stream's configuration is resolved: every member has a value.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ class DeleteOnEmptyJson(Struct):
 
 
 class StreamConfigJson(Struct):
-    """A stream's configuration as requested, or a basin's default for streams."""
+    """A stream's requested configuration, or a basin's stream defaults."""
 
     storage_class: str | None = None
     retention_policy: RetentionJson | None = None
     timestamping: TimestampingJson | None = None
     delete_on_empty: DeleteOnEmptyJson | None = None
-    #: Streamfold's own: left out where nothing is set, so that S2's clients see S2's members alone.
+    #: Specific to Streamfold. Omitted unless set, so that S2's clients see only S2's members.
     trim_on_snapshot: bool | UnsetType | None = UNSET
 
     def to_model(self) -> configs.StreamConfigLayer:
-        """The layer that was asked for; refuses ages that the model refuses."""
+        """Return the requested layer. Raises for ages that the model rejects."""
         timestamping = self.timestamping or TimestampingJson()
         min_age = None if self.delete_on_empty is None else self.delete_on_empty.min_age_secs
         trims = self.trim_on_snapshot
@@ -103,7 +103,7 @@ class StreamConfigJson(Struct):
 
     @staticmethod
     def of(config: configs.StreamConfig | configs.StreamConfigLayer) -> StreamConfigJson:
-        """Every member of `config` that has a value; a group without any is null."""
+        """Return every member of `config` that has a value. A group without values is null."""
         timestamping = TimestampingJson(config.timestamp_mode, config.timestamp_uncapped)
         min_age = config.delete_on_empty_secs
         return StreamConfigJson(
@@ -181,7 +181,7 @@ class _StreamChange(Struct):
 class _BasinChange(Struct):
     default_stream_config: _StreamChange | UnsetType | None = UNSET
     stream_cipher: str | UnsetType | None = UNSET
-    #: null is the same as absent: a basin has nothing to fall back to.
+    #: null means the same as absent: a basin has no defaults to fall back to.
     create_stream_on_append: bool | UnsetType | None = UNSET
     create_stream_on_read: bool | UnsetType | None = UNSET
 
@@ -201,7 +201,7 @@ _BASIN_CHANGE: Final = msgspec.json.Decoder(_BasinChange)
 
 
 def decode_stream_config(body: bytes) -> configs.StreamConfigLayer:
-    """A stream's configuration as requested; an empty body leaves all to the defaults."""
+    """Decode a requested stream configuration. An empty body leaves everything to the defaults."""
     config = decode_json(_STREAM_CONFIG, body) if body else None
     return (config or StreamConfigJson()).to_model()
 
@@ -215,12 +215,15 @@ def decode_basin_reconfiguration(body: bytes) -> configs.BasinReconfiguration:
 
 
 def encode_stream_config(config: configs.StreamConfig) -> bytes:
-    """Fully resolved: all four members of S2, each with a value, and of ours what is set."""
+    """Encode a resolved configuration: all four S2 members, plus any of ours that are set."""
     return msgspec.json.encode(StreamConfigJson.of(config))
 
 
 def encode_basin_config(config: configs.BasinConfig) -> bytes:
-    """The default for streams has only what was set explicitly; null where nothing was."""
+    """Encode a basin's configuration.
+
+    Its stream defaults contain only members that were set explicitly, and are null if none were.
+    """
     return msgspec.json.encode(BasinConfigJson.of(config))
 
 
@@ -234,11 +237,11 @@ def _change_to(
     return _change(choose(choices, text, what) if isinstance(text, str) else text)
 
 
-def _group(given: T | UnsetType | None, *, keep: T, reset: T) -> T:
-    """null on a group resets all its members, an absent group keeps them all."""
-    if given is None:
+def _group(group: T | UnsetType | None, *, keep: T, reset: T) -> T:
+    """Resolve a group: null resets all its members, an absent group keeps them all."""
+    if group is None:
         return reset
-    return keep if isinstance(given, UnsetType) else given
+    return keep if isinstance(group, UnsetType) else group
 
 
 def _change(value: T | UnsetType | None) -> T | configs.Unset | None:
@@ -251,7 +254,7 @@ def _switch(value: bool | UnsetType | None) -> bool | configs.Unset:
 
 @dataclass(frozen=True, slots=True)
 class CreateBasin:
-    """A request for a basin that may not exist yet."""
+    """A request to create a basin."""
 
     name: BasinName
     config: BasinConfig
@@ -260,7 +263,7 @@ class CreateBasin:
 
 @dataclass(frozen=True, slots=True)
 class EnsureBasin:
-    """A request for a basin with this configuration, whether or not it exists."""
+    """A request for a basin with this configuration, whether or not it exists yet."""
 
     config: BasinConfig = field(default_factory=BasinConfig)
     location: str | None = None
@@ -268,7 +271,7 @@ class EnsureBasin:
 
 @dataclass(frozen=True, slots=True)
 class CreateStream:
-    """A request for a stream that may not exist yet."""
+    """A request to create a stream."""
 
     name: StreamName
     config: StreamConfigLayer
@@ -329,7 +332,7 @@ def decode_create_basin(body: bytes) -> CreateBasin:
 
 
 def decode_ensure_basin(body: bytes) -> EnsureBasin:
-    """What a basin should be; an empty body asks for the defaults."""
+    """Decode the basin's desired configuration. An empty body asks for the defaults."""
     request = (decode_json(_ENSURE_BASIN, body) if body else None) or _EnsureBasin()
     config = (request.config or BasinConfigJson()).to_model()
     return EnsureBasin(config, check_location(request.location))
@@ -359,7 +362,7 @@ def encode_stream_page(page: Page[StreamInfo]) -> bytes:
 
 
 def check_location(name: str | None) -> str | None:
-    """Return `name` if it could name a location, or refuse the body it was in."""
+    """Return `name` if it could name a location. Raises BadJsonError otherwise."""
     if name is not None and not _LOCATION.fullmatch(name):
         raise BadJsonError(
             f"location {name[:80]!r} must have 1 to 64 letters, digits, colons, dots and hyphens"

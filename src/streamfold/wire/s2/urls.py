@@ -1,4 +1,4 @@
-"""Paths and query strings of requests, parsed and checked."""
+"""Parses and checks request paths and query strings."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from streamfold.model.names import (
     parse_stream_name,
     parse_stream_prefix,
 )
-from streamfold.model.positions import U64_MAX
+from streamfold.model.positions import U64_MAX, StartKind
 from streamfold.model.records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from streamfold.wire.s2.errors import BadPathError, BadQueryError
 from streamfold.wire.s2.sse import EventId
 from streamfold.wire.text import SHOWN, decode_segment, parse_unsigned
 
 Name = TypeVar("Name", bound=str)
-#: Names in one page of a listing, at most and by default.
+#: Names per page of a listing: both maximum and default.
 PAGE_MAX = 1000
-#: Forks or producers in one page: each fork takes a read of its own, and their names are long.
+#: Forks or producers per page. Each fork takes a read of its own, and the names are long.
 RELATED_MAX = 100
-#: Seconds that a unary read waits at most, however long it asked for.
+#: Maximum seconds that a unary read waits, however long it asked for.
 UNARY_WAIT_MAX = 60
 U32_MAX = 2**32 - 1
-#: Parameters of one query: no request has more than eight.
+#: Maximum parameters of one query. No request has more than eight.
 PARAMETERS_MAX = 100
 E = TypeVar("E", bound=enum.StrEnum)
 
 
 def parse_basin(segment: str) -> BasinName:
-    """The name of a basin that may exist; Durable Streams allows more names than S2."""
+    """Parse the name of an existing basin. Durable Streams allows more names than S2."""
     return _parse_segment(segment, partial(parse_bucket_name, what="basin name"))
 
 
 def parse_new_basin(segment: str) -> BasinName:
-    """The name of a basin to create, by S2's rule."""
+    """Parse the name of a basin to create, by S2's rule."""
     return _parse_segment(segment, parse_basin_name)
 
 
@@ -69,28 +69,20 @@ def _parse_segment(segment: str, parse_name: Callable[[str], Name]) -> Name:
         raise BadPathError(error.message) from None
 
 
-class StartKind(enum.StrEnum):
-    """What a read's start counts; the value is the parameter's name."""
-
-    SEQ_NUM = "seq_num"
-    TIMESTAMP = "timestamp"
-    TAIL_OFFSET = "tail_offset"
-
-
 @dataclass(frozen=True, slots=True)
 class ReadQuery:
-    """Where a read starts, and what ends it; None sets no bound."""
+    """Where a read starts and ends. None sets no bound."""
 
     kind: StartKind = StartKind.TAIL_OFFSET
     start: int = 0
-    #: A start beyond the tail becomes the tail instead of a failure.
+    #: Whether a start beyond the tail becomes the tail instead of raising an error.
     clamp: bool = False
     max_records: int | None = None
-    #: Metered.
+    #: Metered bytes.
     max_bytes: int | None = None
-    #: Exclusive bound on timestamps.
+    #: Exclusive upper bound on timestamps.
     until: int | None = None
-    #: Seconds to wait at the tail for more.
+    #: Seconds to wait at the tail for more records.
     wait: int | None = None
 
     @property
@@ -100,7 +92,7 @@ class ReadQuery:
         return unbounded or bool(self.wait)
 
     def unary(self) -> ReadQuery:
-        """The same read, within what one response holds and one request waits."""
+        """Return this read, limited to what fits in one response and to the wait of one request."""
         return replace(
             self,
             max_records=_at_most(self.max_records, BATCH_RECORDS_MAX),
@@ -109,7 +101,7 @@ class ReadQuery:
         )
 
     def resumed(self, last: EventId) -> ReadQuery:
-        """The rest of this read, after everything up to `last` was delivered."""
+        """Return the rest of this read after everything up to `last` was delivered."""
         return replace(
             self,
             kind=StartKind.SEQ_NUM,
@@ -121,7 +113,7 @@ class ReadQuery:
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """Which names to list: those with `prefix`, after `start_after`, at most `limit`."""
+    """The names to list: those with `prefix`, after `start_after`, at most `limit`."""
 
     prefix: str
     start_after: str
@@ -130,7 +122,7 @@ class ListQuery:
 
 @dataclass(frozen=True, slots=True)
 class MetricsQuery:
-    """Which metrics to show; times are Unix seconds."""
+    """The metrics to return. Times are Unix seconds."""
 
     metric_set: str
     start: int | None
@@ -139,7 +131,7 @@ class MetricsQuery:
 
 
 def parse_read_query(query: str) -> ReadQuery:
-    """The parameters of a read; checked without looking at any stream."""
+    """Parse and check a read's parameters without looking at any stream."""
     params = _parse(query)
     starts = [kind for kind in StartKind if kind in params]
     values = {kind: _number(params, kind) for kind in starts}
@@ -171,19 +163,19 @@ def parse_token_list_query(query: str) -> ListQuery:
 
 
 def parse_fork_list_query(query: str) -> tuple[int, int]:
-    """What a page of forks starts after, as the page before it says, and its limit."""
+    """Return where a page of forks starts, as the previous page reported it, and its limit."""
     params = _parse(query)
     return _number(params, "start_after", U64_MAX - 1) or 0, _related_limit(params)
 
 
 def parse_producer_list_query(query: str) -> tuple[str, int]:
-    """The id that a page of producers starts after, and its limit."""
+    """Return the producer id that a page starts after, and the page's limit."""
     params = _parse(query)
     return params.get("start_after", ""), _related_limit(params)
 
 
 def parse_metrics_query(query: str) -> MetricsQuery:
-    """The parameters of a metrics request; the server decides which sets exist."""
+    """Parse a metrics request's parameters. The server decides which sets exist."""
     params = _parse(query)
     if "set" not in params:
         raise BadQueryError("the query has no set: name the metrics to show")

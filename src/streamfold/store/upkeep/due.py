@@ -6,9 +6,11 @@ taken together in ranges of their names, with one due time for each range: the e
 
 from __future__ import annotations
 
+import asyncio
 import bisect
+import heapq
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -52,12 +54,12 @@ class DueRanges:
 
     def add(self, ref: StreamRef, at: int) -> None:
         """Visit the stream at `at` at the latest."""
-        found = self._at(keys.stream(*ref))
-        found.due = min(found.due, at)
+        due_range = self._at(keys.stream(*ref))
+        due_range.due = min(due_range.due, at)
 
     def due(self, now: int) -> list[bytes]:
         """Starts of the ranges that are due, those that are due longest first."""
-        late = sorted((found.due, found.start) for found in self._ranges if found.due <= now)
+        late = sorted((part.due, part.start) for part in self._ranges if part.due <= now)
         return [start for _, start in late]
 
     def begin(self, start: bytes) -> tuple[bytes, dict[int, int]]:
@@ -66,35 +68,97 @@ class DueRanges:
         What is added to the range from now on counts for its next visit.
         """
         index = self._index(start)
-        found = self._ranges[index]
-        found.due = NEVER
+        due_range = self._ranges[index]
+        due_range.due = NEVER
         last = index + 1 == len(self._ranges)
         end = keys.STREAMS_END if last else self._ranges[index + 1].start
-        return end, dict(zip(found.oldest[::2], found.oldest[1::2], strict=True))
+        return end, dict(zip(due_range.oldest[::2], due_range.oldest[1::2], strict=True))
 
     def finish(self, start: bytes, visits: Iterable[Visit], rest: bytes | None = None) -> None:
         """Replace the range at `start` by what a visit found; from `rest` on, it is still due."""
         index = self._index(start)
         former = self._ranges[index]
-        found: list[_Range] = []
+        parts: list[_Range] = []
         for number, visit in enumerate(visits):
             if number % _STREAMS == 0:
-                found.append(_Range(visit.key if found else start, former.due))
-            newest = found[-1]
+                parts.append(_Range(visit.key if parts else start, former.due))
+            newest = parts[-1]
             newest.due = min(newest.due, visit.due)
             if visit.oldest:
                 newest.oldest.extend((visit.stream_id, visit.oldest))
         if rest is not None:
-            found.append(_Range(rest if found else start, 0, former.oldest))
-        if not found and index:  # its streams are gone: it becomes part of the range before
+            parts.append(_Range(rest if parts else start, 0, former.oldest))
+        if not parts and index:  # its streams are gone: it becomes part of the range before
             before = self._ranges[index - 1]
             before.due = min(before.due, former.due)
             del self._ranges[index]
-        elif found:
-            self._ranges[index : index + 1] = found
+        elif parts:
+            self._ranges[index : index + 1] = parts
 
     def _at(self, key: bytes) -> _Range:
         return self._ranges[self._index(key)]
 
     def _index(self, key: bytes) -> int:
-        return bisect.bisect_right(self._ranges, key, key=lambda found: found.start) - 1
+        return bisect.bisect_right(self._ranges, key, key=lambda part: part.start) - 1
+
+
+#: Milliseconds to which times are rounded up, so that streams that are due at nearly the same time are
+#: checked together.
+_ROUND: Final = 500
+
+
+class DueTimes:
+    """Keeps the earliest due time per stream, and calls `wake` when one is reached.
+
+    Times are milliseconds since the Unix epoch.
+    """
+
+    def __init__(self, now: Callable[[], int], wake: Callable[[], None]) -> None:
+        self._now = now
+        self._wake = wake
+        self._heap: list[tuple[int, StreamRef]] = []
+        self._earliest: dict[StreamRef, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+
+    def add(self, at: int, ref: StreamRef) -> None:
+        """Schedule a check of the stream at `at`."""
+        at = -(-at // _ROUND) * _ROUND
+        earliest = self._earliest.get(ref)
+        if earliest is not None and earliest <= at:
+            return
+        self._earliest[ref] = at
+        heapq.heappush(self._heap, (at, ref))
+        self._set_timer()
+
+    def take(self) -> list[StreamRef]:
+        """Remove and return the streams that are due."""
+        now, due = self._now(), []
+        while self._heap and self._heap[0][0] <= now:
+            at, ref = heapq.heappop(self._heap)
+            if self._earliest.get(ref) == at:
+                del self._earliest[ref]
+                due.append(ref)
+        self._set_timer()
+        return due
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        if not self._heap:
+            self.close()
+            return
+        at = self._heap[0][0]
+        if self._timer is not None and self._timer_at == at:
+            return
+        self.close()
+        self._timer_at = at
+        delay = max(0, at - self._now()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._wake()
