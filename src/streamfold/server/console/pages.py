@@ -16,13 +16,15 @@ from blake3 import blake3
 
 from streamfold import __version__
 from streamfold.server.auth import Access
+from streamfold.server.console.history import HistoryHandler
+from streamfold.server.console.servers import Servers, ThisServer
 from streamfold.server.http.bodies import answer, answer_json
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import PUBLIC, Router
 
 if TYPE_CHECKING:
-    from streamfold.archive.preview.process import ReadLimits  # needs the extra `archive`
+    from streamfold.archive.preview import ReadLimits  # needs the extra `archive`
 
 ROOT: Final = "/console"
 _INDEX: Final = "index.html"
@@ -58,8 +60,10 @@ class ConsoleSettings:
     read_only: bool = False
     #: Folders and URLs below which published tables are shown.
     tables: tuple[str, ...] = ()
-    #: Addresses of snapshotters whose status is shown.
+    #: Addresses of snapshotters whose status is shown, or @ and a file that has an address.
     snapshotters: tuple[str, ...] = ()
+    #: Addresses of the other servers of the store, which stand by.
+    servers: tuple[str, ...] = ()
     #: What a read of a table may take; None = the defaults.
     table_limits: ReadLimits | None = None
 
@@ -77,17 +81,24 @@ class _File:
 
 
 def add_console(
-    router: Router, settings: ConsoleSettings, access: Access, drain_gate: DrainGate
+    router: Router,
+    settings: ConsoleSettings,
+    access: Access,
+    drain_gate: DrainGate,
+    history: HistoryHandler,
+    this: ThisServer,
 ) -> None:
-    """Route everything below /console; tables and snapshotters are data, which need a right."""
+    """Route everything below /console; tables, snapshotters and figures need a right."""
+    history.add_to(router, f"{ROOT}/history")
     console = _Console(settings, guarded=not access.open)
     if settings.tables:
-        from streamfold.server.console.tables import Tables  # needs the extra `archive`
+        from streamfold.server.console.tables import TableHandlers  # needs the extra `archive`
 
-        tables = Tables(settings.tables, settings.table_limits, access, drain_gate)
+        tables = TableHandlers(settings.tables, settings.table_limits, access, drain_gate)
         tables.add_to(router, f"{ROOT}/tables")
+    Servers(this, settings.servers, access).add_to(router, f"{ROOT}/servers")
     if settings.snapshotters:
-        # An HTTP client takes a tenth of a second to import, which no other part of a start needs.
+        # It imports an HTTP client, as other servers do.
         from streamfold.server.console.snapshotters import Snapshotters
 
         Snapshotters(settings.snapshotters, access).add_to(router, f"{ROOT}/snapshotters")

@@ -1,6 +1,6 @@
 """The tables that are published below configured locations: chain of artifacts, rows, changes, checks.
 
-Manifests are read here; a process of its own reads the files of a table (`archive/preview`).
+Manifests are read here; a process of its own reads the files of a table (`archive/preview.py`).
 Reading them needs the right to read all streams: a table may hold what any of them held.
 """
 
@@ -22,7 +22,7 @@ from streamfold.errors import (
     StreamfoldError,
 )
 from streamfold.extras import needing_extra
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.server.auth import Access
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.drain import DrainGate, WaitGuard
@@ -38,8 +38,7 @@ with needing_extra("archive"):
         local_folder,
     )
     from streamfold.archive.manifest.model import Manifest, order_of
-    from streamfold.archive.preview.process import ReadLimits, TableRead, run_read
-    from streamfold.archive.preview.reads import check_size, size_of
+    from streamfold.archive.preview import ReadLimits, TableRead, check_size, run_read, size_of
     from streamfold.archive.read.reader import list_archives
 
 #: Seconds for which a listing serves all callers: listing a bucket costs requests.
@@ -60,7 +59,7 @@ _EVENTS: Final = (
 )
 
 
-class Tables:
+class TableHandlers:
     """Handlers below /console/tables; a preview and a check are made for one caller at a time."""
 
     def __init__(
@@ -82,17 +81,19 @@ class Tables:
         self._waiting = 0
 
     def add_to(self, router: Router, root: str) -> None:
-        router.add("GET", root, Operation.READ, self.list)
-        router.add("GET", f"{root}/{{}}", Operation.READ, self.show)
-        router.add("GET", f"{root}/{{}}/rows", Operation.READ, self.preview)
-        router.add("GET", f"{root}/{{}}/changes", Operation.READ, self.changes)
-        router.add("GET", f"{root}/{{}}/check", Operation.READ, self.verify)
+        router.add("GET", root, Right.READ, self.list)
+        router.add("GET", f"{root}/{{}}", Right.READ, self.show)
+        router.add("GET", f"{root}/{{}}/rows", Right.READ, self.preview)
+        router.add("GET", f"{root}/{{}}/changes", Right.READ, self.changes)
+        router.add("GET", f"{root}/{{}}/check", Right.READ, self.verify)
 
     async def list(self, request: Request) -> None:
         await self._allow(request)
         await request.reserve_answer(LIST_ROOM)
-        found = await self._find()
-        await answer_json(request, {"tables": [_summary(uri, one) for uri, one in found.items()]})
+        manifests = await self._find()
+        await answer_json(
+            request, {"tables": [_summary(uri, one) for uri, one in manifests.items()]}
+        )
 
     async def show(self, request: Request, segment: str) -> None:
         await self._allow(request)
@@ -106,8 +107,8 @@ class Tables:
 
     async def changes(self, request: Request, segment: str) -> None:
         await self._allow(request)
-        given = parse_parameters(request.query)
-        since, until = (given.get(name, [""])[-1] for name in ("since", "until"))
+        parameters = parse_parameters(request.query)
+        since, until = (parameters.get(name, [""])[-1] for name in ("since", "until"))
         await _answer(request, self._changes(request, segment, since, until or None))
 
     async def verify(self, request: Request, segment: str) -> None:
@@ -117,7 +118,7 @@ class Tables:
         try:
             uri, manifest = await self._manifest(segment)
             size = sum(
-                kept.size_bytes for one in manifest.artifacts for kept in one.formats.values()
+                files.size_bytes for one in manifest.artifacts for files in one.formats.values()
             )
             command = f"streamfold archive verify {uri}"
             check_size(size, _VERIFIED_BYTES, command)
@@ -174,18 +175,18 @@ class Tables:
 
     async def _allow(self, request: Request) -> None:
         """Raise unless the caller may read every stream, without a prefix that is added to names."""
-        (await self._access.grant(request)).require(Operation.READ, "", "")
+        (await self._access.grant(request)).require(Right.READ, "", "")
 
     async def _manifest(self, segment: str) -> tuple[str, Manifest]:
         uri = decode_segment(segment)
-        found = (await self._find()).get(uri or "")
-        if uri is None or found is None:
+        manifest = (await self._find()).get(uri or "")
+        if uri is None or manifest is None:
             raise NotFoundError(
                 f"there is no table at {(uri or segment)[:200]!r}: the list has those that exist"
             )
-        if isinstance(found, StreamfoldError):
-            raise found
-        return uri, found
+        if isinstance(manifest, StreamfoldError):
+            raise manifest
+        return uri, manifest
 
     async def _find(self) -> Mapping[str, Manifest | StreamfoldError]:
         """Every table by its folder, listed a few seconds ago at most."""
@@ -196,16 +197,16 @@ class Tables:
         return self._listed
 
     async def _list_all(self) -> Mapping[str, Manifest | StreamfoldError]:
-        found: dict[str, Manifest | StreamfoldError] = {}
+        manifests: dict[str, Manifest | StreamfoldError] = {}
         for location in self._locations:
             folder = local_folder(location)
             if folder is not None and not folder.is_dir():
                 continue  # nothing is published there yet, and opening it would create it
             async for uri, manifest in list_archives(Destination.open(location)):
-                found[uri] = manifest
-                if len(found) == _TABLES_MAX:
-                    return found
-        return found
+                manifests[uri] = manifest
+                if len(manifests) == _TABLES_MAX:
+                    return manifests
+        return manifests
 
 
 async def _answer(request: Request, work: Awaitable[dict[str, Any]]) -> None:
@@ -220,22 +221,22 @@ async def _answer(request: Request, work: Awaitable[dict[str, Any]]) -> None:
     await answer_json(request, value, status)
 
 
-def _summary(uri: str, found: Manifest | StreamfoldError) -> dict[str, Any]:
-    if isinstance(found, StreamfoldError):
-        return {"uri": uri, "error": found.message}
+def _summary(uri: str, manifest: Manifest | StreamfoldError) -> dict[str, Any]:
+    if isinstance(manifest, StreamfoldError):
+        return {"uri": uri, "error": manifest.message}
     return {
         "uri": uri,
-        "table": found.table,
-        "epoch": found.epoch,
-        "head_position": found.head_position,
-        "oldest_readable_position": found.artifacts[0].to_position,
-        "incomplete_before": found.incomplete_before,
-        "updated_at": found.updated_at,
-        "artifacts": len(found.artifacts),
-        "size_bytes": sum(map(size_of, found.artifacts)),
-        "key_fields": found.key_fields,
-        "source": found.source.name if found.source else None,
-        "dead_letters": (found.source.dead_letters or 0) if found.source else 0,
+        "table": manifest.table,
+        "epoch": manifest.epoch,
+        "head_position": manifest.head_position,
+        "oldest_readable_position": manifest.artifacts[0].to_position,
+        "incomplete_before": manifest.incomplete_before,
+        "updated_at": manifest.updated_at,
+        "artifacts": len(manifest.artifacts),
+        "size_bytes": sum(map(size_of, manifest.artifacts)),
+        "key_fields": manifest.key_fields,
+        "source": manifest.source.name if manifest.source else None,
+        "dead_letters": (manifest.source.dead_letters or 0) if manifest.source else 0,
     }
 
 

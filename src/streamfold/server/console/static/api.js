@@ -61,9 +61,9 @@ export const url = (path) => new URL(path, ROOT);
 /** The address of the server, as a command line takes it. */
 export const endpoint = () => ROOT.href.replace(/\/$/, "");
 
-/** Send a request; returns the response if it is a success, and throws otherwise. */
-export async function request(path, { basin, headers = {}, method = "GET", ...rest } = {}) {
-  if (method !== "GET" && method !== "HEAD" && connection.settings?.read_only) {
+/** Send a request; returns the response if it is a success, and throws otherwise. A POST that only `reads` is sent from a read-only console, too. */
+export async function request(path, { basin, headers = {}, method = "GET", reads = method === "GET" || method === "HEAD", ...rest } = {}) {
+  if (!reads && connection.settings?.read_only) {
     throw new ApiError(0, "read_only", "This console is read-only: the server was started with --console-read-only.");
   }
   const all = new Headers(headers);

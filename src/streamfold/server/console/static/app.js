@@ -5,8 +5,9 @@ import { connection, loadSettings, logIn, logOut, token } from "./api.js";
 import { BasinPage } from "./pages/basin.js";
 import { BasinsPage } from "./pages/basins.js";
 import { OverviewPage } from "./pages/overview.js";
+import { ServersPage } from "./pages/servers.js";
 import { StreamPage } from "./pages/stream.js";
-import { TablePage, TablesPage } from "./pages/tables.js";
+import { NamedTablePage, TablePage, TablesPage } from "./pages/tables.js";
 import { TokensPage } from "./pages/tokens.js";
 import { link, useRoute } from "./routes.js";
 import { Button, Empty, Field, Icon, Notice, useConnection } from "./widgets.js";
@@ -21,7 +22,7 @@ function pageOf({ segments, query }) {
     if (basin === undefined) return { section: "basins", title: "Basins", page: html`<${BasinsPage} />` };
     if (stream === undefined) {
       const tab = query.get("tab") ?? "streams";
-      return { section: "basins", title: basin, page: html`<${BasinPage} key=${basin} basin=${basin} tab=${tab} />` };
+      return { section: "basins", title: basin, page: html`<${BasinPage} key=${basin} basin=${basin} tab=${tab} group=${query.get("view") === "groups" ? query.get("group") ?? "" : null} />` };
     }
     return {
       section: "basins",
@@ -30,9 +31,11 @@ function pageOf({ segments, query }) {
     };
   }
   if (first === "tables") {
-    const page = basin === undefined ? html`<${TablesPage} />` : html`<${TablePage} key=${basin} uri=${basin} />`;
+    if (basin === undefined) return { section: "tables", title: "Tables", page: html`<${TablesPage} />` };
+    const page = basin.includes("://") ? html`<${TablePage} key=${basin} uri=${basin} />` : html`<${NamedTablePage} key=${basin} name=${basin} />`;
     return { section: "tables", title: "Tables", page };
   }
+  if (first === "servers") return { section: "servers", title: "Servers", page: html`<${ServersPage} />` };
   if (first === "tokens") return { section: "tokens", title: "Access tokens", page: html`<${TokensPage} />` };
   return {
     section: "",
@@ -68,12 +71,13 @@ function Navigation({ section }) {
       ${item("overview", "#/", "Overview")}
       ${item("basins", link(["basins"]), "Basins")}
       ${(settings?.tables || settings?.snapshotters) && item("tables", link(["tables"]), "Tables")}
+      ${item("servers", link(["servers"]), "Servers")}
       ${item("tokens", link(["tokens"]), "Tokens")}
     </nav>
     <div class="bar-end">
       ${settings?.read_only && html`<span class="badge">read-only</span>`}
       <${ThemeButton} />
-      ${token() && html`<${Button} icon="out" label="Log out" kind="quiet" onClick=${logOut} />`}
+      ${settings?.guarded && token() && html`<${Button} icon="out" label="Log out" kind="quiet" onClick=${logOut} />`}
       <span class="version">${settings?.version ?? ""}</span>
     </div>
   </header>`;
@@ -89,7 +93,7 @@ function Login() {
   };
   return html`<main class="login"><form class="card" onSubmit=${submit}>
     <h1>Log in</h1>
-    <p class="muted">This server asks for an access token. The console keeps it for this browser tab alone.</p>
+    <p class="muted">This server requires an access token. The console stores it in this browser tab only.</p>
     <${Notice} >${connection.refusal}<//>
     <${Field} label="Access token">
       <input type="password" name="token" autocomplete="off" ref=${field} value=${secret} onInput=${(event) => setSecret(event.target.value)} /><//>
@@ -109,7 +113,7 @@ function App() {
     <a class="skip" href="#main" onClick=${skip}>Skip to content</a>
     <${Navigation} section=${section} />
     <div class=${`offline ${online ? "" : "shown"}`} role="status">
-      ${!online && "The server cannot be reached: is it running? This page continues as soon as it answers."}</div>
+      ${!online && "The server cannot be reached. Is it running? This page continues as soon as it responds."}</div>
     ${needsToken ? html`<${Login} />` : html`<main id="main" tabindex="-1">${page}</main>`}`;
 }
 

@@ -5,22 +5,24 @@ import { html, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js"
 const WIDTH = 200;
 const HEIGHT = 44;
 
-/** A line without axes; values that are not numbers leave a gap. */
-export function Sparkline({ values, size, label }) {
-  const top = Math.max(...values.filter(Number.isFinite), 0) || 1;
-  const x = (at) => ((at + size - values.length) * WIDTH) / Math.max(1, size - 1);
+/** A line without axes, of `points` like [milliseconds, value]; values that are not numbers leave a gap. It covers `span` milliseconds, or more if the points do. */
+export function Sparkline({ points, span, label }) {
+  const end = points.at(-1)?.[0] ?? 0;
+  const start = Math.min(points[0]?.[0] ?? 0, end - span);
+  const top = Math.max(...points.map(([, value]) => value).filter(Number.isFinite), 0) || 1;
+  const x = (at) => ((at - start) * WIDTH) / (end - start);
   const y = (value) => HEIGHT - 2 - (value / top) * (HEIGHT - 6);
   const runs = [];
   let run = null;
-  values.forEach((value, at) => {
+  points.forEach(([at, value]) => {
     if (!Number.isFinite(value)) run = null;
     else if (run) run.push([x(at), y(value)]);
     else runs.push((run = [[x(at), y(value)]]));
   });
-  const line = runs.map((points) => `M${points.map((point) => point.map((one) => one.toFixed(1)).join(" ")).join("L")}`).join("");
+  const line = runs.map((drawn) => `M${drawn.map((point) => point.map((one) => one.toFixed(1)).join(" ")).join("L")}`).join("");
   const area = runs
-    .filter((points) => points.length > 1)
-    .map((points) => `M${points[0][0]} ${HEIGHT}L${points.map((point) => point.join(" ")).join("L")}L${points.at(-1)[0]} ${HEIGHT}Z`)
+    .filter((drawn) => drawn.length > 1)
+    .map((drawn) => `M${drawn[0][0]} ${HEIGHT}L${drawn.map((point) => point.join(" ")).join("L")}L${drawn.at(-1)[0]} ${HEIGHT}Z`)
     .join("");
   return html`<svg class="spark" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${label}>
     <path class="area" d=${area || "M0 0"} /><path d=${line || "M0 0"} /></svg>`;

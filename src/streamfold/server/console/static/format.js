@@ -54,6 +54,17 @@ export function time(ms, { date = true } = {}) {
   return date ? `${day} ${clock}` : clock;
 }
 
+/** The zone in which the page writes a time, such as UTC+02:00: it changes with the seasons. */
+export function zone(ms = Date.now()) {
+  const minutes = -new Date(Number(ms)).getTimezoneOffset();
+  if (!minutes || Number.isNaN(minutes)) return "UTC";
+  const pad = (part) => String(part).padStart(2, "0");
+  return `UTC${minutes < 0 ? "−" : "+"}${pad(Math.trunc(Math.abs(minutes) / 60))}:${pad(Math.abs(minutes) % 60)}`;
+}
+
+/** A time with its zone. */
+export const zoned = (ms) => (time(ms) === String(ms) ? String(ms) : `${time(ms)} ${zone(ms)}`);
+
 export function ago(ms, now = Date.now()) {
   const seconds = Math.round((now - Number(ms)) / 1000);
   if (seconds < 0) return `in ${duration(-seconds)}`;

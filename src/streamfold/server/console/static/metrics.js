@@ -16,6 +16,19 @@ export function parseMetrics(text) {
   return found;
 }
 
+/** Readings of the server's own history, oldest first: when they were taken, and samples as `parseMetrics` returns them. */
+export function parseHistory({ series, readings }) {
+  return readings.map(([at, ...values]) => {
+    const now = new Map();
+    series.forEach(({ name, labels }, index) => {
+      if (values[index] === null || values[index] === undefined) return;
+      if (!now.has(name)) now.set(name, []);
+      now.get(name).push({ labels, value: values[index] });
+    });
+    return { at, now };
+  });
+}
+
 /** The value of a series; undefined if the server does not report it. */
 export const sample = (metrics, name, labels = {}) =>
   metrics?.get(name)?.find((one) => Object.entries(labels).every(([key, value]) => one.labels[key] === value))?.value;

@@ -75,7 +75,7 @@ export function StreamConfigFields({ form, setForm, inherits }) {
     </div>
     <${Field} label="Delete when empty for" hint="Empty: never."><input name="empty-age" value=${form.emptyAge} placeholder="never" onInput=${set("emptyAge")} /><//>
     <${Check} label="Timestamps may be in the future" checked=${form.uncapped} onChange=${set("uncapped")} />
-    <${Check} label="A snapshot trims the records that it covers" checked=${form.trims} onChange=${set("trims")} />`;
+    <${Check} label="Snapshots trim the records they cover" checked=${form.trims} onChange=${set("trims")} />`;
 }
 
 export function StreamConfigDialog({ basin, stream, config, onClose, onDone }) {
@@ -128,7 +128,7 @@ export function BasinDialog({ basin, config, onClose, onDone }) {
       <input name="basin" autofocus autocomplete="off" spellcheck=${false} value=${name} onInput=${(event) => setName(event.target.value)} /><//>`}
     <${Check} label="Appending to a missing stream creates it" checked=${rest.create_stream_on_append} onChange=${check("create_stream_on_append")} />
     <${Check} label="Reading a missing stream creates it" checked=${rest.create_stream_on_read} onChange=${check("create_stream_on_read")} />
-    <${Field} label="Encryption of new streams" hint="Clients bring the key; without it this console cannot read such records.">
+    <${Field} label="Encryption of new streams" hint="Clients provide the key. Without it, this console cannot read the records.">
       <select name="cipher" value=${rest.stream_cipher} onChange=${(event) => setRest({ ...rest, stream_cipher: event.target.value })}>
         <option value="">none</option><option value="aegis-256">aegis-256</option><option value="aes-256-gcm">aes-256-gcm</option></select><//>
     <${RetentionNote} form=${form} where="Defaults of its streams" />

@@ -1,19 +1,18 @@
 // What the server does now, and what is wrong with it, in words.
 
 import { html, useRef, useState, useEffect } from "../vendor/htm-preact.js";
-import { list, getJson, request, ApiError } from "../api.js";
+import { ApiError, connection, endpoint, getJson, list, request } from "../api.js";
 import { Sparkline } from "../charts.js";
 import { bytes, latency, number, plural, short } from "../format.js";
-import { parseMetrics, quantile, sample } from "../metrics.js";
+import { parseHistory, parseMetrics, quantile, sample } from "../metrics.js";
 import { link } from "../routes.js";
-import { Notice, useConnection, useInterval, useLoaded } from "../widgets.js";
+import { CopyButton, Notice, useConnection, useInterval, useLoaded } from "../widgets.js";
 import { Usage } from "./usage.js";
 
-/** Milliseconds between readings, and how many are shown: four minutes. */
+/** Milliseconds between readings, and the time that charts show at most, and at least. */
 const INTERVAL = 2000;
-const KEPT = 120;
-/** Readings that the charts have room for at first: a minute. */
-const FIRST = 30;
+const HOUR = 3_600_000;
+const MINUTE = 60_000;
 /** Damaged places that are listed. */
 const DAMAGE = 20;
 /** Streams that the list of the busiest has room for, so that nothing moves when there are fewer. */
@@ -46,11 +45,22 @@ function point(before, after, seconds) {
   };
 }
 
+/** Points of the hour before the page was opened: the server keeps its own figures. */
+async function earlierPoints() {
+  try {
+    const readings = parseHistory(await getJson("console/history"));
+    return readings.slice(1).map(({ at, now }, index) => ({ at, ...point(readings[index].now, now, (at - readings[index].at) / 1000) }));
+  } catch (error) {
+    if (error instanceof ApiError) return []; // the metrics themselves say what is wrong
+    throw error;
+  }
+}
+
 /** Sentences about what is wrong; [kind, text] each, the worst first. */
 function problems(now, latest, readiness, damage) {
   const found = [];
   for (const text of damage?.summary ?? []) found.push(["bad", `Storage is damaged: ${text}.`]);
-  if (readiness) found.push(["bad", `The server takes no new work: ${readiness}`]);
+  if (readiness) found.push(["bad", `The server accepts no new requests: ${readiness}`]);
   if (sample(now, "streamfold_storage_full") === 1) {
     found.push(["bad", "Storage is full: appends are refused. Free space, or trim and delete streams; reads and trims still work."]);
   }
@@ -60,7 +70,7 @@ function problems(now, latest, readiness, damage) {
     found.push(["warn", `Only ${bytes(free)} are free; below ${bytes(reserve)} appends are refused.`]);
   }
   const waiting = sample(now, "streamfold_flush_queue_waiting");
-  if (waiting > 0) found.push(["warn", `${plural(waiting, "append")} wait for room: storage is slower than the writers.`]);
+  if (waiting > 0) found.push(["warn", `${plural(waiting, "append")} waiting for room: storage is slower than the writers.`]);
   if (latest?.p99 > SLOW_ACK) found.push(["warn", `Acknowledgements take ${latency(latest.p99)}: storage is slow.`]);
   for (const [name, text] of [["connections", "connections"], ["unread_bytes", "bytes for clients that do not read"], ["body_bytes", "bytes for arriving bodies"]]) {
     const used = sample(now, `streamfold_${name}`);
@@ -80,8 +90,12 @@ function useHistory() {
       const at = performance.now();
       const before = last.current;
       last.current = { now, at };
-      const points = before ? [point(before.now, now, (at - before.at) / 1000)] : [];
-      setState((state) => ({ now, readiness, busiest, damage, error: null, points: [...state.points, ...points].slice(-KEPT) }));
+      const points = before ? [{ at: Date.now(), ...point(before.now, now, (at - before.at) / 1000) }] : await earlierPoints();
+      setState((state) => {
+        const first = points[0]?.at ?? 0;
+        const all = before ? [...state.points, ...points] : [...state.points.filter((one) => one.at < first), ...points];
+        return { now, readiness, busiest, damage, error: null, points: all.filter((one) => one.at > Date.now() - HOUR) };
+      });
     } catch (error) {
       last.current = null;
       if (error instanceof ApiError) setState((state) => ({ ...state, error }));
@@ -123,33 +137,48 @@ async function knownDamage() {
   }
 }
 
-const Damage = ({ damage }) => html`<section class="card damage"><header><h2>Damaged storage</h2><span class="muted">met since the server opened its storage</span></header>
-  <div class="scroll"><table><thead><tr><th>What does not work</th><th>File to restore</th></tr></thead>
+const Damage = ({ damage }) => html`<section class="card damage"><header><h2>Damaged storage</h2><span class="muted">found since the server opened its storage</span></header>
+  <div class="scroll"><table><thead><tr><th>Effect</th><th>File to restore</th></tr></thead>
   <tbody>${damage.places.slice(0, DAMAGE).map((one) => html`<tr key=${one.effect}>
     <td>${one.stream === undefined ? one.effect : html`<a href=${link(["basins", one.basin, one.stream])}>${one.effect}</a>`}</td>
     <td class="name">${one.file ?? "–"}</td></tr>`)}
   ${damage.places.length === 0 && damage.files.map((file) => html`<tr key=${file}><td>Reads are slower.</td><td class="name">${file}</td></tr>`)}</tbody></table></div>
-  ${damage.places.length > DAMAGE && html`<p class="body muted">${plural(damage.places.length - DAMAGE, "more place")}: GET v1/damage lists all.</p>`}</section>`;
+  ${damage.places.length > DAMAGE && html`<p class="body muted">${plural(damage.places.length - DAMAGE, "more place")}: GET /v1/damage lists all.</p>`}</section>`;
 
-const Busiest = ({ streams }) => html`<section class="card"><header><h2>Busiest streams</h2><span class="muted">appended, last seconds</span></header>
-  <div class="scroll busiest">${streams.length === 0 ? html`<p class="body muted">Nothing was appended in the last seconds.</p>` : html`<table><thead><tr><th>Stream</th><th class="number">Records</th><th class="number">Bytes</th></tr></thead>
+const Busiest = ({ streams }) => html`<section class="card"><header><h2>Busiest streams</h2><span class="muted">appends of the last few seconds</span></header>
+  <div class="scroll busiest">${streams.length === 0 ? html`<p class="body muted">No appends in the last few seconds.</p>` : html`<table><thead><tr><th>Stream</th><th class="number">Records</th><th class="number">Bytes</th></tr></thead>
   <tbody>${streams.slice(0, BUSIEST).map((one) => html`<tr key=${`${one.basin}/${one.stream}`}>
     <td><a class="name" href=${link(["basins", one.basin, one.stream])}>${one.basin}/${one.stream}</a></td>
     <td class="number">${short(one.records_per_second)} /s</td><td class="number">${bytes(one.bytes_per_second)}/s</td></tr>`)}</tbody></table>`}</div></section>`;
 
 const Figure = ({ what, value, more, values, label }) => html`<section class="card figure">
   <div class="what">${what}</div><div class="value">${value}</div><div class="more">${more}</div>
-  ${values && html`<${Sparkline} values=${values} size=${Math.max(FIRST, values.length)} label=${label ?? `${what}, last minutes`} />`}
+  ${values && html`<${Sparkline} points=${values} span=${MINUTE} label=${label ?? `${what}, last hour`} />`}
 </section>`;
+
+/** What to do on a server that holds nothing yet. */
+function FirstSteps({ guarded }) {
+  const commands = [
+    `export S2_ACCOUNT_ENDPOINT=${endpoint()} S2_BASIN_ENDPOINT=${endpoint()}${guarded ? " S2_ACCESS_TOKEN=…" : ""}`,
+    "streamfold create-basin my-basin --retention-policy infinite",
+    "streamfold create-stream my-basin/clicks",
+    "echo hello | streamfold append my-basin/clicks",
+  ].join("\n");
+  return html`<section class="card"><header><h2>First steps</h2><span class="end"><${CopyButton} text=${commands}>Copy<//></span></header><div class="body fields">
+    <p>This server has no basins yet. <a href=${link(["basins"])}>Create a basin</a> here, or paste this into a terminal:</p>
+    <pre class="content">${commands}</pre>
+    <p class="muted">The record then appears on its stream's page. Any S2 or Durable Streams client can append and read, too.</p></div></section>`;
+}
 
 export function OverviewPage() {
   const { now, points, readiness, busiest, damage, error } = useHistory();
   const basins = useLoaded(() => list("v1/basins", "basins"), []);
+  useInterval(() => basins.value?.items.length === 0 && basins.reload(), INTERVAL);
   const location = useLoaded(() => getJson("v1/locations/default"), []);
   const latest = points.at(-1) ?? (now && gauges(now));
-  const of = (name) => points.map((one) => one[name]);
+  const of = (name) => points.map((one) => [one.at, one[name]]);
   const { online } = useConnection();
-  const wrong = online ? problems(now, latest, readiness, damage) : [["bad", "The server does not answer. What is shown is what it said last."]];
+  const wrong = online ? problems(now, latest, readiness, damage) : [["bad", "The server does not respond. This page shows its last answers."]];
   const worst = wrong.some(([kind]) => kind === "bad") ? "bad" : wrong.length ? "warn" : "";
   const value = (name, format) => (latest && latest[name] !== undefined ? format(latest[name]) : "–");
   const free = sample(now, "streamfold_storage_free_bytes");
@@ -162,19 +191,20 @@ export function OverviewPage() {
       <h2>${!now ? "Reading the server's state …" : wrong.length ? "Something needs attention" : "Everything works"}</h2>
       ${wrong.length
         ? html`<ul>${wrong.map(([, text]) => html`<li key=${text}>${text}</li>`)}</ul>`
-        : html`<p class="muted">Storage answers, and the server takes new work.</p>`}
+        : html`<p class="muted">Storage responds, and the server accepts requests.</p>`}
     </div></section>
+    ${basins.value?.items.length === 0 && html`<${FirstSteps} guarded=${connection.settings.guarded} />`}
     <div class="figures">
       <${Figure} what="Records appended" value=${`${value("records", short)} /s`} more=${`${value("batches", short)} batches/s`} values=${of("records")} />
       <${Figure} what="Bytes appended" value=${`${value("bytes", bytes)}/s`} more="metered size" values=${of("bytes")} />
-      <${Figure} what="Acknowledged within" value=${value("p50", latency)} more=${`p50; p99 ${value("p99", latency)}`} values=${of("p50")} />
-      <${Figure} what="Followers" value=${value("followers", number)} more=${`on ${value("connections", number)} of ${number(sample(now, "streamfold_connections_max") ?? 0)} possible connections`} values=${of("followers")} />
+      <${Figure} what="Append latency" value=${value("p50", latency)} more=${`p50; p99 ${value("p99", latency)}`} values=${of("p50")} />
+      <${Figure} what="Followers" value=${value("followers", number)} more=${`${value("connections", number)} of ${number(sample(now, "streamfold_connections_max") ?? 0)} connections in use`} values=${of("followers")} />
       <${Figure} what="Memory" value=${value("memory", bytes)} more="of the server's process" values=${of("memory")} />
       <${Figure} what="Storage" value=${value("disk", bytes)} more=${`${dead === undefined ? "" : `${bytes(dead)} to be reclaimed`}${free === undefined ? "" : `, ${bytes(free)} free`}`} values=${of("disk")} />
     </div>
     ${damage?.summary.length > 0 && html`<${Damage} damage=${damage} />`}
     ${busiest && html`<${Busiest} streams=${busiest} />`}
-    <section class="card"><header><h2>What is stored</h2></header><div class="body facts">
+    <section class="card"><header><h2>Storage</h2></header><div class="body facts">
       <span>Location <b class="name">${url ?? location.value?.name ?? "–"}</b></span>
       <span>Basins <b>${basins.value ? `${number(basins.value.items.length)}${basins.value.more ? "+" : ""}` : "–"}</b></span>
       <a href=${link(["basins"])}>All basins</a>

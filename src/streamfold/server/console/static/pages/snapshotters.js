@@ -19,7 +19,7 @@ const lag = (one) =>
   ].filter(Boolean).join(", ") || "unknown";
 
 function Tables({ tables }) {
-  return html`<div class="scroll"><table><thead><tr><th>Table</th><th>State</th><th class="optional">Head</th><th class="optional">Lag</th><th class="optional">Last diff</th><th class="optional">Last base</th></tr></thead>
+  return html`<div class="scroll"><table><thead><tr><th>Table</th><th>State</th><th class="optional">Head</th><th class="optional">Lag</th><th class="optional">Last diff</th><th class="optional">Last base</th><th class="optional" title="Since the snapshotter started">Spark</th></tr></thead>
     <tbody>${Object.entries(tables).map(([name, one]) => html`<tr key=${name}>
       <td class="name">${one.table ?? name}<div class="hint name">${one.stream}</div></td>
       <td><span class=${`badge ${GOOD.includes(one.state) ? "" : "bad"}`}>${one.state}</span>${!one.ready && html` <span class="hint">not ready</span>`}
@@ -29,7 +29,8 @@ function Tables({ tables }) {
         ${one.last_error && html`<div class="hint name">${one.last_error.message}</div>`}
         <div class="narrow hint">head ${one.manifest_head ?? "–"}<br />lag ${lag(one)}</div></td>
       <td class="optional mono">${one.manifest_head ?? "–"}</td><td class="optional">${lag(one)}</td>
-      <td class="optional age">${age(one.last_diff)}</td><td class="optional age">${age(one.last_base)}</td></tr>`)}</tbody></table></div>`;
+      <td class="optional age">${age(one.last_diff)}</td><td class="optional age">${age(one.last_base)}</td>
+      <td class="optional">${one.spark ? html`${plural(one.spark.jobs, "job")}, ${plural(one.spark.tasks, "task")}<div class="hint">${plural(one.spark.rows, "row")}, ${bytes(one.spark.bytes)}</div>` : "–"}</td></tr>`)}</tbody></table></div>`;
 }
 
 export function Snapshotters() {
@@ -37,6 +38,6 @@ export function Snapshotters() {
   useInterval(reload, INTERVAL);
   return html`<${Notice} error=${error} />${value?.snapshotters.map((one) => html`<section class="card" key=${one.url}>
     <header><h2>Snapshotter</h2><span class="end muted name">${one.url}</span></header>
-    ${one.error ? html`<div class="body"><${Notice}>This snapshotter does not show its status: ${one.error}. Start it, or change <code>--snapshotter</code>.<//></div>`
+    ${one.error ? html`<div class="body"><${Notice}>This snapshotter does not show its status: ${one.error}.<//></div>`
       : html`<${Tables} tables=${one.status.tables ?? {}} />`}</section>`)}`;
 }

@@ -2,24 +2,23 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { getJson, list, request, setKey, streamPath } from "../api.js";
-import { ago, bytes, number, time } from "../format.js";
+import { ago, bytes, number, zoned } from "../format.js";
 import { AppendDialog, FenceDialog, TrimDialog } from "../records/append.js";
 import { RecordBrowser } from "../records/browser.js";
 import { go, link } from "../routes.js";
+import { storedBytes } from "../sizes.js";
 import { Button, Confirm, Field, FormDialog, Notice, Tabs, useConnection, useInterval, useLoaded } from "../widgets.js";
 import { retentionText, StreamConfigDialog } from "./config.js";
 import { Forks, forksOf, Origin } from "./forks.js";
+import { Latest } from "./latest.js";
 import { Producers } from "./producers.js";
 import { Snapshots } from "./snapshots.js";
 import { Usage } from "./usage.js";
 
 /** Milliseconds between readings of the size. */
 const INTERVAL = 30_000;
-/** Seconds before and after now that hold the newest reading of the size: there is one per minute, and clocks differ. */
-const BEFORE = 600;
-const AFTER = 30;
 
-const TABS = { records: "Records", snapshots: "Snapshots", forks: "Forks", producers: "Producers", usage: "Usage" };
+const TABS = { records: "Records", latest: "Latest", snapshots: "Snapshots", forks: "Forks", producers: "Producers", usage: "Usage" };
 
 /** What Durable Streams reports of a stream; an empty object where its name has no such path. */
 async function durableState(basin, stream) {
@@ -41,14 +40,6 @@ async function tailOf(basin, stream) {
   return Number((await getJson(streamPath(stream, "/records/tail"), { basin })).tail.seq_num);
 }
 
-/** Stored bytes; undefined if nothing is known of them yet. */
-async function sizeOf(basin, stream) {
-  const now = Math.floor(Date.now() / 1000);
-  const query = new URLSearchParams({ set: "storage", start: now - BEFORE, end: now + AFTER });
-  const { values } = await getJson(`v1/metrics/${[basin, stream].map(encodeURIComponent).join("/")}?${query}`);
-  return values[0]?.gauge.values.at(-1)?.[1];
-}
-
 /** Asks for the key of an encrypted stream. */
 function KeyDialog({ basin, stream, cipher, onClose, onDone }) {
   const [key, setValue] = useState("");
@@ -57,17 +48,17 @@ function KeyDialog({ basin, stream, cipher, onClose, onDone }) {
     onDone();
   };
   return html`<${FormDialog} title="Key of the stream" action="Use key" onClose=${onClose} submit=${submit}>
-    <p class="muted">The records are encrypted with ${cipher}. The console keeps the key until this page is closed, and sends it with reads and appends of this stream.</p>
+    <p class="muted">The records are encrypted with ${cipher}. The console holds the key until this page is closed, and sends it only with reads and appends of this stream.</p>
     <${Field} label="Key" hint="32 bytes in base64; empty removes it"><input type="password" autocomplete="off" value=${key} onInput=${(event) => setValue(event.target.value)} /><//><//>`;
 }
 
 function Facts({ basin, config, state, range, tail, size, info, origin }) {
   return html`<div class="facts">
     ${origin && html`<span>Forked from <${Origin} basin=${basin} origin=${origin} /></span>`}
-    ${info?.created_at && html`<span title=${time(Date.parse(info.created_at))}>Created <b>${ago(Date.parse(info.created_at))}</b></span>`}
+    ${info?.created_at && html`<span title=${zoned(Date.parse(info.created_at))}>Created <b>${ago(Date.parse(info.created_at))}</b></span>`}
     ${range && html`<span>Records <b>${number(range.tail - range.first)}</b></span>`}
     ${tail !== undefined && html`<span>Tail <b>${number(tail)}</b></span>`}
-    ${size !== undefined && html`<span>Size <b>${bytes(size)}</b></span>`}
+    ${size !== undefined && html`<span title="Bodies and headers, and 8 bytes for each record: what S2 meters">Metered size <b>${bytes(size)}</b></span>`}
     ${config && html`<span>Retention <b>${retentionText(config.retention_policy)}</b></span><span>Timestamps <b>${config.timestamping.mode}</b></span>`}
     ${state?.type && html`<span>Content type <b>${state.type}</b></span>`}
     ${state?.ttl && html`<span>Expires when unused for <b>${state.ttl} s</b></span>`}
@@ -89,7 +80,7 @@ export function StreamPage({ basin, stream, query }) {
   const origin = useLoaded(async () => (await forksOf(basin, stream)).origin, [round]);
   const tab = TABS[query.get("tab")] ? query.get("tab") : "records";
   const loaded = useLoaded(() => tailOf(basin, stream), [tab]);
-  const size = useLoaded(() => sizeOf(basin, stream), [round]);
+  const size = useLoaded((signal) => storedBytes([basin, stream], signal), [round]);
   useInterval(size.reload, INTERVAL);
   const tail = tab === "records" && range ? range.tail : loaded.value ?? undefined;
   const close = () => setDialog(null);
@@ -99,7 +90,9 @@ export function StreamPage({ basin, stream, query }) {
     go(["basins", basin]);
   };
   const frozen = settings.read_only;
-  const missing = config.error?.status === 404; // an append may still create it
+  const missing = config.error?.status === 404;
+  const basinConfig = useLoaded(async () => missing && getJson(`v1/basins/${encodeURIComponent(basin)}`), [basin, missing]);
+  const creates = Boolean(basinConfig.value?.create_stream_on_append);
   const named = { basin, stream, onClose: close };
   return html`
     <div class="page-head">
@@ -111,19 +104,21 @@ export function StreamPage({ basin, stream, query }) {
         <${Button} disabled=${frozen || missing} onClick=${() => setDialog("trim")}>Trim<//>
         <${Button} disabled=${frozen || missing} onClick=${() => setDialog("fence")}>Fence<//>
         <${Button} icon="trash" label="Delete stream" disabled=${frozen || missing} onClick=${() => setDialog("delete")} />
-        <${Button} icon="plus" kind="primary" disabled=${frozen} onClick=${() => setDialog("append")}>Append<//>
+        <${Button} icon="plus" kind="primary" disabled=${frozen || (missing && !creates)} onClick=${() => setDialog("append")}>${missing && creates ? "Create by append" : "Append"}<//>
       </div>
     </div>
     <${Notice} error=${config.error} />
+    ${missing && html`<p class="muted">${creates ? "The first append creates it: this basin creates streams on append." : html`Create it on the page of <a class="name" href=${link(["basins", basin])}>its basin</a>.`}</p>`}
     <${Facts} basin=${basin} config=${config.value} state=${state.value} range=${range} tail=${tail} size=${size.value ?? undefined} info=${info.value} origin=${origin.value} />
     <${Tabs} label="Parts of the stream" current=${tab} items=${Object.entries(TABS).map(([id, text]) => ({
       id, text, href: link(["basins", basin, stream], { tab: id === "records" ? undefined : id }) }))} />
     ${tab === "records" && !missing && html`<${RecordBrowser} key=${keyed} basin=${basin} stream=${stream} query=${query} onTail=${setRange} />`}
+    ${tab === "latest" && !missing && html`<${Latest} basin=${basin} stream=${stream} query=${query} />`}
     ${tab === "snapshots" && html`<${Snapshots} basin=${basin} stream=${stream} />`}
-    ${tab === "forks" && html`<${Forks} basin=${basin} stream=${stream} />`}
+    ${tab === "forks" && html`<${Forks} basin=${basin} stream=${stream} tail=${tail} />`}
     ${tab === "producers" && html`<${Producers} basin=${basin} stream=${stream} />`}
     ${tab === "usage" && html`<${Usage} basin=${basin} stream=${stream} />`}
-    ${dialog === "append" && html`<${AppendDialog} ...${named} onDone=${() => {}} />`}
+    ${dialog === "append" && html`<${AppendDialog} ...${named} onDone=${missing ? changed : () => {}} />`}
     ${dialog === "key" && html`<${KeyDialog} ...${named} cipher=${info.value.cipher} onDone=${() => setKeyed((count) => count + 1)} />`}
     ${dialog === "trim" && html`<${TrimDialog} ...${named} tail=${tail} onDone=${() => {}} />`}
     ${dialog === "fence" && html`<${FenceDialog} ...${named} onDone=${() => {}} />`}

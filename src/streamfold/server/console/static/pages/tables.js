@@ -2,15 +2,20 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { connection, events, getJson, request } from "../api.js";
-import { ago, bytes, number, plural, time } from "../format.js";
+import { ago, bytes, number, plural, zoned } from "../format.js";
 import { link } from "../routes.js";
-import { Button, Choice, Empty, Field, Notice, useLoaded } from "../widgets.js";
+import { Button, Choice, Empty, Field, Notice, useInterval, useLoaded } from "../widgets.js";
 import { Snapshotters } from "./snapshotters.js";
 
 const HEIGHT = 26;
 const WIDTH = 1000;
 /** The least width of what is drawn, so that it can be seen and pointed at. */
 const LEAST = 3;
+
+/** Milliseconds between readings of a manifest. */
+const INTERVAL = 5000;
+/** Why a base was written, in words; others are limits that were reached. */
+const REASONS = { first: "the first base of the table", forced: "asked for by an operator", gap: "after changes that are missing" };
 
 const table = (uri) => `console/tables/${encodeURIComponent(uri)}`;
 const epochs = (chain) => [...new Set(chain.map(({ epoch }) => epoch))];
@@ -19,11 +24,12 @@ export function TablesPage() {
   const { tables, snapshotters } = connection.settings;
   return html`<div class="page-head"><h1>Tables</h1></div>${tables && html`<${Published} />`}${snapshotters && html`<${Snapshotters} />`}
     ${!tables && !snapshotters && html`<section class="card"><${Empty} title="This server shows no tables.">
-      <p>Start it with <code>--tables FOLDER</code> to see those that are published there, and with <code>--snapshotter URL</code> to see their writers.</p><//></section>`}`;
+      <p>Start it with <code>--tables FOLDER</code> to show the tables published there, and with <code>--snapshotter URL</code> to show their snapshotter.</p><//></section>`}`;
 }
 
 function Published() {
-  const { value, error } = useLoaded(() => getJson("console/tables"), []);
+  const { value, error, reload } = useLoaded(() => getJson("console/tables"), []);
+  useInterval(reload, INTERVAL);
   return html`<${Notice} error=${error} />
     <section class="card">${value?.tables.length === 0
       ? html`<${Empty} title="No tables were found."><p>A snapshotter publishes them: <code>streamfold snapshotter run</code>.</p><//>`
@@ -42,7 +48,7 @@ const words = (one) =>
   [
     one.kind === "base" ? `base at ${one.to_position}` : `diff (${one.from_position}, ${one.to_position}]`,
     bytes(one.size_bytes), one.kind === "base" ? plural(one.rows ?? 0, "row") : plural(one.changes ?? 0, "change"),
-    time(Date.parse(one.created_at)), one.reason && `because of ${one.reason}`].filter(Boolean).join(", ");
+    `written ${zoned(Date.parse(one.created_at))}`, one.reason && (REASONS[one.reason] ?? `because ${one.reason} was reached`)].filter(Boolean).join(", ");
 
 /** The chain with its ends in time instead of positions: a diff begins when what it follows was written. */
 function inTime(chain) {
@@ -85,7 +91,8 @@ function Chain({ chain, chosen, onChoose }) {
 /** What changed from one position to the chosen one. */
 function ChangesTo({ uri, chain, at }) {
   const until = chain[at].to_position;
-  const earlier = [...new Set(chain.slice(0, at).map((one) => one.to_position))].filter((one) => one !== until).reverse();
+  const written = new Map(chain.slice(0, at).map((one) => [one.to_position, Date.parse(one.created_at)]));
+  const earlier = [...written.keys()].filter((one) => one !== until).reverse();
   const [wanted, setWanted] = useState(null);
   const since = earlier.includes(wanted) ? wanted : earlier[0];
   const { value, error, loading } = useLoaded(
@@ -94,7 +101,7 @@ function ChangesTo({ uri, chain, at }) {
       <span class="end muted">${loading ? "reading …" : value && `${plural(value.changes.length, "change")}${value.more ? ", and more" : ""}`}</span></header>
     ${since === undefined ? html`<div class="body muted">This is the oldest position: there is none before it to compare with.</div>` : html`
     <div class="body"><${Field} label="Since"><select value=${since} onChange=${(event) => setWanted(event.target.value)}>
-      ${earlier.map((position) => html`<option key=${position} value=${position}>${position}</option>`)}</select><//></div>
+      ${earlier.map((position) => html`<option key=${position} value=${position}>${`${zoned(written.get(position))}, position ${position}`}</option>`)}</select><//></div>
     <${Notice} error=${error} />
     ${value && html`<div class="scroll preview"><table><thead><tr><th>Position</th><th>Action</th><th>Key</th><th>Before</th><th>After</th></tr></thead>
       <tbody>${value.changes.map((one, row) => html`<tr key=${row}><td class="mono">${one.position}</td><td><span class=${`badge ${one.action}`}>${one.action}</span></td>
@@ -125,7 +132,7 @@ function Check({ uri }) {
   return html`<section class="card"><header><h2>Check</h2><span class="end">
       <${Button} disabled=${state.step === "running"} onClick=${run}>Check every file<//></span></header>
     <div class="body" aria-live="polite">
-      ${state.step === "idle" && html`<span class="muted">Reads every file of the table, and compares sizes, hashes and counts with the manifest.</span>`}
+      ${state.step === "idle" && html`<span class="muted">Reads every file of the table and compares sizes, hashes and counts with the manifest.</span>`}
       ${state.step === "running" && html`<progress aria-label="Files checked" max=${state.files || 1} value=${state.checked}></progress> <span class="muted">${number(state.checked)} of ${plural(state.files, "file")}</span>`}
       ${state.step === "failed" && html`<${Notice} error=${state.error} />`}
       ${result && (result.problems.length
@@ -143,18 +150,40 @@ function Rows({ uri, position }) {
       <tbody>${value.rows.map((row, at) => html`<tr key=${at}>${row.map((cell, column) => html`<td key=${column} class="mono">${cell === null ? html`<span class="muted">null</span>` : cell}</td>`)}</tr>`)}</tbody></table></div>`}</section>`;
 }
 
+const artifact = ({ epoch, kind, to_position: position }) => `${epoch} ${kind} ${position}`;
+
+/** The table of a name, as soon as it is published. */
+export function NamedTablePage({ name }) {
+  const { value, error, reload } = useLoaded(() => getJson("console/tables"), [name]);
+  const tables = value?.tables.filter((one) => one.table === name) ?? [];
+  useInterval(() => tables.length || reload(), INTERVAL);
+  if (tables.length === 1) return html`<${TablePage} uri=${tables[0].uri} />`;
+  return html`<div class="page-head"><div class="crumbs"><a href=${link(["tables"])}>Tables</a><span>/</span></div><h1>${name}</h1></div>
+    <${Notice} error=${error} />
+    ${value && html`<section class="card">${tables.length
+      ? html`<${Empty} title="Several tables have this name."><p><a href=${link(["tables"])}>All tables</a></p><//>`
+      : html`<${Empty} title="No table of this name is published yet."><p>This page shows it as soon as its first base is written.</p><//>`}</section>`}`;
+}
+
 export function TablePage({ uri }) {
-  const { value, error } = useLoaded(() => getJson(table(uri)), [uri]);
+  const { value, error, reload } = useLoaded(() => getJson(table(uri)), [uri]);
+  useInterval(reload, INTERVAL);
+  // Names of artifacts; null is the newest, whichever that is.
   const [moved, setMoved] = useState(null);
   const [settled, setSettled] = useState(null);
   const chain = value?.chain ?? [];
-  const chosen = Math.min(moved ?? chain.length - 1, chain.length - 1);
-  const shown = chain[Math.min(settled ?? chain.length - 1, chain.length - 1)];
-  const choose = (at) => (setMoved(at), setSettled(at));
+  const nameAt = (at) => (at === chain.length - 1 ? null : artifact(chain[at]));
+  const placeOf = (name) => {
+    const at = name === null ? -1 : chain.findIndex((one) => artifact(one) === name);
+    return at < 0 ? chain.length - 1 : at;
+  };
+  const chosen = placeOf(moved);
+  const shown = chain[placeOf(settled)];
+  const choose = (at) => (setMoved(nameAt(at)), setSettled(nameAt(at)));
   const [scale, setScale] = useState("position");
   return html`<div class="page-head"><div class="crumbs"><a href=${link(["tables"])}>Tables</a><span>/</span></div><h1>${value?.table ?? uri}</h1></div>
     <${Notice} error=${error} />
-    ${value && html`<div class="facts"><span>Head <b>${value.head_position}</b></span><span>Updated <b>${ago(Date.parse(value.updated_at))}</b></span>
+    ${value && html`<div class="facts"><span>Head <b>${value.head_position}</b></span><span title=${zoned(Date.parse(value.updated_at))}>Updated <b>${ago(Date.parse(value.updated_at))}</b></span>
         <span>Oldest position <b>${value.oldest_readable_position}</b></span><span>Size <b>${bytes(value.size_bytes)}</b></span>
         ${value.key_fields && html`<span>Key <b>${value.key_fields.join(", ")}</b></span>`}${value.source && html`<span>Source <b class="name">${value.source}</b></span>`}
         ${value.dead_letters > 0 && html`<span class="badge bad">${plural(value.dead_letters, "dead letter")}</span>`}
@@ -165,7 +194,7 @@ export function TablePage({ uri }) {
         <div class="body fields"><${Chain} chain=${scale === "time" ? inTime(chain) : chain} chosen=${chosen} onChoose=${choose} />
         <div class="legend"><span class="base">base</span><span>diff</span><span class="chosen">chosen</span></div>
         <${Field} label="Position" hint=${words(chain[chosen])}><input type="range" min="0" max=${chain.length - 1} value=${chosen}
-          onInput=${(event) => setMoved(Number(event.target.value))} onChange=${(event) => setSettled(Number(event.target.value))} /><//></div></section>
+          onInput=${(event) => setMoved(nameAt(Number(event.target.value)))} onChange=${(event) => setSettled(nameAt(Number(event.target.value)))} /><//></div></section>
       <${Rows} uri=${uri} position=${shown.to_position} />
       <${ChangesTo} uri=${uri} chain=${chain} at=${chain.indexOf(shown)} />
       <${Check} uri=${uri} />`}`;

@@ -51,7 +51,7 @@ function IssueDialog({ onClose, onIssued }) {
   return html`<${FormDialog} title="Issue token" action="Issue" submit=${submit} onClose=${onClose} ready=${form.id !== ""}>
     <div class="columns">
       <${Field} label="Id" hint="A name to recognize it by"><input name="id" autocomplete="off" value=${form.id} onInput=${(event) => set({ id: event.target.value })} /><//>
-      <${Field} label="Valid for" hint="Such as 30d; empty: it never expires"><input name="lifetime" value=${form.lifetime} onInput=${(event) => set({ lifetime: event.target.value })} /><//>
+      <${Field} label="Valid for" hint="For example 30d; empty: never expires"><input name="lifetime" value=${form.lifetime} onInput=${(event) => set({ lifetime: event.target.value })} /><//>
     </div>
     <table class="permissions"><thead><tr><th>May</th><th>read</th><th>write</th></tr></thead><tbody>
       ${GROUPS.map(([group, text]) => html`<tr key=${group}><td>${text}</td>${["read", "write"].map((kind) => html`<td key=${kind}><input type="checkbox" aria-label=${`${text}: ${kind}`}
@@ -59,12 +59,12 @@ function IssueDialog({ onClose, onIssued }) {
     <${ResourceField} label="Basins" value=${form.basins} onChange=${(basins) => set({ basins })} />
     <${ResourceField} label="Streams" value=${form.streams} onChange=${(streams) => set({ streams })} />
     <${ResourceField} label="Tokens" value=${form.tokens} onChange=${(tokens) => set({ tokens })} />
-    <${Check} label="Add the streams' prefix to names" hint="Holders of the token see stream names without it." checked=${form.prefixed} onChange=${(event) => set({ prefixed: event.target.checked })} />
+    <${Check} label="Add the streams' prefix to names" hint="Clients with the token see stream names without it." checked=${form.prefixed} onChange=${(event) => set({ prefixed: event.target.checked })} />
   <//>`;
 }
 
 const Issued = ({ id, secret, onClose }) => html`<${Dialog} title=${`Token ${id}`} onClose=${onClose}><div class="content">
-  <p>Copy it now: it is shown this once, and the server keeps only its hash.</p>
+  <p>Copy it now. It is not shown again: the server stores only its hash.</p>
   <pre class="content">${secret}</pre>
   <footer><${CopyButton} text=${secret}>Copy<//><${Button} kind="primary" onClick=${onClose}>Done<//></footer></div><//>`;
 
@@ -87,7 +87,7 @@ export function TokensPage() {
     ${!settings.guarded && html`<${Notice} kind="warn">This server does not check tokens. Start it with <code class="option">--auth</code> to require them.<//>`}
     <${Notice} error=${error} />
     <section class="card">${value?.items.length === 0
-      ? html`<${Empty} title="No tokens were issued."><p>The root token is not listed.</p><//>`
+      ? html`<${Empty} title="No tokens have been issued."><p>The root token is not listed.</p><//>`
       : html`<div class="scroll"><table><thead><tr><th>Token</th><th>Operations</th><th class="optional">Basins</th><th class="optional">Streams</th><th class="optional">Expires</th><th><span class="visually-hidden">Actions</span></th></tr></thead>
       <tbody>${value?.items.map(({ id, scope, expires_at }) => html`<tr key=${id}><td class="name"><b>${id}</b></td><td class="muted">${permissions(scope)}
           <div class="narrow">basins ${inWords(scope.basins)}<br />streams ${inWords(scope.streams)}<br />expires ${expiry(expires_at)}</div></td>
@@ -97,5 +97,5 @@ export function TokensPage() {
     ${dialog?.issue && html`<${IssueDialog} onClose=${close} onIssued=${issued} />`}
     ${dialog?.issued && html`<${Issued} ...${dialog.issued} onClose=${close} />`}
     ${dialog?.revoke && html`<${Confirm} title="Revoke token" action="Revoke" onClose=${close} submit=${() => revoke(dialog.revoke)}>
-      Clients that use <code class="name">${dialog.revoke}</code> are refused from then on, and their sessions end.<//>`}`;
+      Clients that use <code class="name">${dialog.revoke}</code> are refused at once, and their sessions end.<//>`}`;
 }

@@ -2,10 +2,11 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { UnreachableError } from "../api.js";
-import { bytes, number, plural, time } from "../format.js";
+import { bytes, number, plural, time, zone, zoned } from "../format.js";
 import { replaceQuery } from "../routes.js";
 import { Button, Empty, Icon, Notice, useConnection, useInterval } from "../widgets.js";
 import { Detail } from "./detail.js";
+import { saveRecords } from "./download.js";
 import { parseFilter } from "./filter.js";
 import { VirtualList } from "./list.js";
 import { command, preview } from "./record.js";
@@ -33,35 +34,38 @@ const Row = ({ index, record, seqNum, trimmed, selected, onSelect }) => {
   const { text, binary } = preview(record);
   return html`<div class="row" role="option" id=${`record-${index}`} aria-selected=${selected} onMouseDown=${press} onClick=${onSelect}>
     <span class="seq">${number(record.seqNum)}</span>
-    <span class="when" title=${String(record.timestamp)}>${time(record.timestamp)}</span>
+    <span class="when" title=${`${record.timestamp}: ${zoned(record.timestamp)}`}>${time(record.timestamp)}</span>
     <span class="what">${done
       ? html`<span class="badge accent">${done.name}</span> <span class="mono">${done.argument}</span>`
       : html`${record.headers.length > 0 && html`<span class="badge count">${plural(record.headers.length, "header")}</span> `}${record.body.length
           ? html`<span class=${binary ? "mono muted" : "mono"}>${text}</span>`
           : html`<span class="muted">empty body</span>`}`}</span>
-    <span class="size">${bytes(record.size)}</span>
+    <span class="size" title=${`${bytes(record.size)} metered`}>${bytes(record.body.length)}</span>
   </div>`;
 };
 
-function Jump({ onJump }) {
+const Headings = () => html`<div class="row headings" role="presentation"><span>seq_num</span><span class="when">Time, ${zone()}</span>
+  <span>Record</span><span class="size">Body</span></div>`;
+
+function Jump({ onJump, action }) {
   const [kind, setKind] = useState("seq_num");
   const [text, setText] = useState("");
   const submit = (event) => {
     event.preventDefault();
     onJump(kind, text);
   };
-  return html`<form class="jump" onSubmit=${submit} aria-label="Go to">
+  return html`<form class=${`jump ${action === "Go" ? "" : "searches"}`} onSubmit=${submit} aria-label="Go to">
     <select aria-label="Go to" value=${kind} onChange=${(event) => (setKind(event.target.value), setText(""))}>
       <option value="seq_num">seq_num</option><option value="time">time</option><option value="back">from the tail</option></select>
     ${kind === "time"
-      ? html`<input key="time" type="datetime-local" step="0.001" aria-label="Time" value=${text} onInput=${(event) => setText(event.target.value)} />`
+      ? html`<input key="time" type="datetime-local" step="0.001" required aria-label="Time" value=${text} onInput=${(event) => setText(event.target.value)} />`
       : html`<input key="number" inputmode="numeric" pattern="[0-9]+" required aria-label=${kind === "back" ? "Records from the tail" : "seq_num"}
           placeholder=${kind === "back" ? "100" : "0"} value=${text} onInput=${(event) => setText(event.target.value)} />`}
-    <button type="submit" class="button"><span>Go</span></button>
+    <button type="submit" class="button"><span>${action}</span></button>
   </form>`;
 }
 
-function useSource(basin, stream, applied, start) {
+function useSource(basin, stream, applied, from, start) {
   const [, draw] = useState(0);
   const [opened, setOpened] = useState(null);
   const [error, setError] = useState(null);
@@ -69,19 +73,19 @@ function useSource(basin, stream, applied, start) {
   const { online, returns, needsToken } = useConnection();
   const source = useRef(null);
   useEffect(() => {
-    if (!online || needsToken || source.current?.applied === applied) return;
+    if (!online || needsToken || (source.current?.applied === applied && source.current?.from === from)) return;
     source.current?.close();
     const onChange = () => draw((count) => count + 1);
     let made;
     try {
-      made = applied ? new MatchSource(basin, stream, parseFilter(applied), onChange) : new RangeSource(basin, stream, onChange);
+      made = applied ? new MatchSource(basin, stream, parseFilter(applied), from, onChange) : new RangeSource(basin, stream, onChange);
     } catch (malformed) {
       source.current = null;
       setError(malformed);
       return;
     }
     source.current = made;
-    made.applied = applied;
+    Object.assign(made, { applied, from });
     setError(null);
     made.open().then(
       () => source.current === made && (start(made), setOpened(made)),
@@ -92,7 +96,7 @@ function useSource(basin, stream, applied, start) {
         if (retryable(failure)) setTimeout(() => setAttempt((count) => count + 1), RETRY);
       },
     );
-  }, [applied, online, returns, needsToken, attempt]);
+  }, [applied, from, online, returns, needsToken, attempt]);
   useEffect(() => () => source.current?.close(), []);
   useEffect(() => {
     // A hidden page gives its connection back: browsers allow six for all pages of a server.
@@ -110,6 +114,8 @@ function useSource(basin, stream, applied, start) {
 export function RecordBrowser({ basin, stream, query, onTail }) {
   const [filter, setFilter] = useState(query.get("filter") ?? "");
   const [applied, setApplied] = useState(filter.trim());
+  /** Where a filter begins to search. */
+  const [from, setFrom] = useState(Number(query.get("from") ?? 0));
   const [base, setBase] = useState(0);
   const [stuck, setStuck] = useState(true);
   const [selected, setSelected] = useState(null);
@@ -119,7 +125,7 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
   const toShow = useRef(null);
   const view = useRef([0, 0]);
 
-  const [source, error, returns] = useSource(basin, stream, applied, (made) => {
+  const [source, error, returns] = useSource(basin, stream, applied, applied ? from : 0, (made) => {
     const wanted = made.filtered ? null : selected?.record?.seqNum ?? (query.has("seq") ? Number(query.get("seq")) : null);
     const trimmed = wanted !== null && wanted < made.first;
     if (trimmed) setProblem(new Error(`Record ${number(wanted)} was trimmed: the oldest record is ${number(made.first)}.`));
@@ -129,6 +135,8 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
     if (wanted !== null) toShow.current = { key: Math.max(wanted, made.first), where: "start" };
     made.follow();
   });
+  /** What the address of the page says: a link to it shows the same. */
+  const inLink = (more = {}, terms = applied, start = from) => ({ ...more, filter: terms, from: terms && start ? start : undefined });
   const filtered = source?.filtered ?? false;
   const searching = filtered && source.scanned < source.tail;
   const count = !source ? 0 : filtered ? source.found.length : Math.min(source.tail - base, WINDOW_MAX);
@@ -136,7 +144,11 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
 
   useEffect(() => onTail?.(source && { first: source.first, tail: source.tail }), [source?.first, source?.tail]);
   useEffect(() => {
-    const timer = setTimeout(() => setApplied(filter.trim()), TYPING);
+    const timer = setTimeout(() => {
+      if (filter.trim() === applied) return;
+      setApplied(filter.trim());
+      replaceQuery(inLink({ seq: selected?.record?.seqNum }, filter.trim()));
+    }, TYPING);
     return () => clearTimeout(timer);
   }, [filter]);
   useEffect(() => {
@@ -168,11 +180,11 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
     setProblem(null);
     setSelected({ key, record: found });
     setStuck(false);
-    replaceQuery({ seq: found?.seqNum ?? (filtered ? undefined : key), filter: applied });
+    replaceQuery(inLink({ seq: found?.seqNum ?? (filtered ? undefined : key) }));
   };
   const unselect = () => {
     setSelected(null);
-    replaceQuery({ filter: applied });
+    replaceQuery(inLink());
     list.current?.focus();
   };
   const step = (by) => {
@@ -180,6 +192,12 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
     if (index < 0 || index >= count) return;
     select(index);
     list.current.show(index);
+  };
+  /** Go to a seq_num; says so if there is no such record. */
+  const seekRecord = (seqNum) => {
+    if (seqNum < source.first) setProblem(new Error(`Record ${number(seqNum)} was trimmed: the oldest record is ${number(source.first)}.`));
+    if (seqNum >= source.tail) setProblem(new Error(`There is no record ${number(seqNum)} yet: the tail is ${number(source.tail)}.`));
+    seek(seqNum);
   };
   const seek = (seqNum) => {
     const wanted = Math.max(source.first, Math.min(seqNum, source.tail));
@@ -190,17 +208,23 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
     setBase((now) => now);
     source.changed();
   };
+  const searchFrom = (start) => {
+    setFrom(start);
+    replaceQuery(inLink({}, applied, start));
+  };
   const jump = async (kind, text) => {
     setProblem(null);
     try {
-      if (kind === "seq_num") seek(Number(text));
-      else if (kind === "back") seek(source.tail - Number(text));
-      else if (text) seek(await source.seekTime(new Date(text).getTime()));
+      const wanted = kind === "seq_num" ? Number(text) : kind === "back" ? source.tail - Number(text) : await source.seekTime(new Date(text).getTime());
+      if (filtered) searchFrom(Math.max(0, wanted));
+      else if (kind === "seq_num") seekRecord(wanted);
+      else seek(wanted);
     } catch (failure) {
       setProblem(failure);
     }
   };
   const looked = (from, to) => {
+    if (from !== view.current[0]) source?.changed(); // the slider shows it
     view.current = [from, to];
     if (!source || filtered) return;
     source.ensure(base + from, base + to);
@@ -212,7 +236,18 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
     toShow.current = { key: base, where: "start", offset: list.current.topRow() };
     setBase(moved);
   };
-  const toggle = () => (source.live ? source.pause() : source.follow());
+  const follow = () => {
+    setStuck(true);
+    setBase(windowAt(source, source.tail));
+  };
+  const following = Boolean(source?.live) && (filtered || stuck);
+  /** A list that was scrolled up receives records but does not follow: the button takes it to the tail. */
+  const toggle = () => {
+    if (!source.live) source.follow();
+    else if (following) return source.pause();
+    if (!filtered) follow();
+    return undefined;
+  };
   const pressed = (event) => {
     if (event.key === "Escape" && selected) unselect();
     if (event.key === " " && event.target.classList.contains("virtual")) {
@@ -228,25 +263,27 @@ export function RecordBrowser({ basin, stream, query, onTail }) {
 
   return html`<div class="browser" onKeyDown=${pressed}>
     <div class="toolbar">
-      <${Button} icon=${source?.live ? "pause" : "play"} kind=${source?.live ? "on" : ""} disabled=${!source} aria-pressed=${Boolean(source?.live)} onClick=${toggle}>
-        ${searching ? (source.live ? "Stop search" : "Search on") : source?.live ? "Live" : "Paused"}<//>
+      <${Button} icon=${following ? "pause" : "play"} kind=${following ? "on" : ""} disabled=${!source} aria-pressed=${following} onClick=${toggle}>
+        ${searching ? (source.live ? "Stop search" : "Continue") : !source || following ? "Live" : source.live ? "Follow" : "Paused"}<//>
       <div class="search wide"><${Icon} name="search" /><input ref=${filterInput} type="search" aria-label="Filter records" value=${filter}
         placeholder="Filter: text, header:name, $.path=value" onInput=${(event) => setFilter(event.target.value)} /></div>
-      <${Jump} onJump=${jump} />
+      <${Jump} onJump=${jump} action=${filtered ? "Search from" : "Go"} />
     </div>
     <${Notice} error=${problem ?? error ?? source?.error} />
     <div class=${`panes ${record ? "split" : ""}`}>
       <section class="card list">
         <div class="status" role="status">${!source ? !error && "Opening …" : filtered
-          ? html`<span>${plural(source.found.length, "match", "matches")}</span><span>${number(Math.max(0, source.scanned - source.first))} of ${number(source.tail - source.first)} read</span>
-              ${source.full && html`<span>paused at many matches: search on, or narrow the filter</span>`}`
+          ? html`<span>${plural(source.found.length, "match", "matches")}</span><span>${number(Math.max(0, source.scanned - source.start))} of ${number(source.tail - source.start)} read${source.start > source.first && `, from ${number(source.start)}`}</span>
+              ${searching && html`<progress aria-label="Records searched" max=${source.tail - source.start || 1} value=${Math.max(0, source.scanned - source.start)}></progress>`}
+              ${source.found.length > 0 && html`<${Button} kind="quiet" icon="download" onClick=${() => saveRecords(stream, source.found)}>Download matches<//>`}
+              ${source.full && html`<span>paused after many matches: continue, or narrow the filter</span>`}`
           : html`<span>${plural(source.tail - source.first, "record")}</span><span>tail ${number(source.tail)}</span>${!source.live && html`<span>paused</span>`}`}
-          ${source && !filtered && !stuck && html`<${Button} kind="quiet" icon="down" onClick=${() => (setStuck(true), setBase(windowAt(source, source.tail)))}>To the tail<//>`}
+          ${source && !filtered && !stuck && html`<${Button} kind="quiet" icon="down" onClick=${follow}>To the tail<//>`}
         </div>
         ${source && count === 0
           ? html`<${Empty} title=${filtered ? "No record matches yet." : "No records yet."}>
-              ${!filtered && html`<p>Append one here, or from anywhere: it appears at once.</p>`}<//>`
-          : html`<${VirtualList} count=${count} row=${row} label="Records" handle=${list} stuck=${stuck}
+              ${!filtered && html`<p>Append one here or from any client: it appears at once.</p>`}<//>`
+          : html`<${Headings} /><${VirtualList} count=${count} row=${row} label="Records" handle=${list} stuck=${stuck}
               selected=${selected === null ? null : selected.key - (filtered ? 0 : base)}
               onSelect=${select} onView=${looked} onAtEnd=${setStuck} />`}
         ${source && !filtered && source.tail - source.first > 100 && html`<div class="seekbar">

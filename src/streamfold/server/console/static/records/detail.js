@@ -1,10 +1,11 @@
 // One record: position, headers, body, and how to get it elsewhere.
 
 import { html } from "../vendor/htm-preact.js";
-import { ago, bytes, number, time } from "../format.js";
+import { ago, bytes, number, zoned } from "../format.js";
 import { link } from "../routes.js";
 import { Button, CopyButton, useConnection } from "../widgets.js";
 import { Body } from "./bodies.js";
+import { saveBody } from "./download.js";
 import { command, hexLine, plainText, snapshotFrame } from "./record.js";
 import { readSnippets } from "./snippets.js";
 
@@ -31,8 +32,8 @@ export function Detail({ basin, stream, record, onClose, onStep }) {
     <div class="body">
       <dl>
         <dt>seq_num</dt><dd class="mono">${String(record.seqNum)}</dd>
-        <dt>timestamp</dt><dd><span class="mono">${String(record.timestamp)}</span> <span class="whole muted">${time(record.timestamp)}, ${ago(record.timestamp)}</span></dd>
-        <dt>size</dt><dd>${bytes(record.size)} metered</dd>
+        <dt>timestamp</dt><dd><span class="mono">${String(record.timestamp)}</span> <span class="whole muted">${zoned(record.timestamp)}, ${ago(record.timestamp)}</span></dd>
+        <dt>size</dt><dd>${bytes(record.body.length)} body, ${bytes(record.size)} metered with headers</dd>
         ${done && html`<dt>command</dt><dd><span class="badge accent">${done.name}</span> <span class="mono name">${done.argument || "(empty)"}</span></dd>`}
         ${frame && html`<dt>snapshot</dt><dd>${frame}</dd>`}
       </dl>
@@ -40,6 +41,7 @@ export function Detail({ basin, stream, record, onClose, onStep }) {
         <${CopyButton} text=${address}>Link<//>
         <${CopyButton} text=${() => plainText(record.body) ?? hexLine(record.body)}>Body<//>
         <${CopyButton} text=${snippets.curl}>curl<//><${CopyButton} text=${snippets.cli}>CLI<//><${CopyButton} text=${snippets.python}>Python<//>
+        <${Button} icon="download" kind="quiet" onClick=${() => saveBody(stream, record)}>Download<//>
       </div>
       <${Headers} headers=${record.headers} />
       <section><h3>Body</h3><${Body} key=${record.seqNum} body=${record.body} /></section>

@@ -52,6 +52,28 @@ function pathTerm(term) {
   };
 }
 
+/** A function that returns the key of a record, or null if it has none: the value of a header (`header:item`), or of a path in a JSON body (`$.item`). */
+export function parseKey(source) {
+  if (source.startsWith("header:") && source.length > 7) {
+    const name = source.slice(7);
+    return ({ headers }) => {
+      const pair = headers.find(([key]) => text(key) === name);
+      return pair ? text(pair[1]) : null;
+    };
+  }
+  const match = PATH.exec(source);
+  if (!match || match[2]) throw new Error(`"${source}" is not a key: write header:name, or a JSON path like $.user.id.`);
+  const steps = [...match[1].matchAll(STEP)].map(([, name, index]) => name ?? Number(index));
+  return (record) => {
+    let value = parseJson(text(record.body));
+    for (const step of steps) {
+      if (value === null || typeof value !== "object" || !Object.hasOwn(value, step)) return null;
+      value = value[step];
+    }
+    return value !== null && typeof value === "object" && value.source === undefined ? JSON.stringify(value) : String(value);
+  };
+}
+
 function compares(value, operator, wanted) {
   const shown = value !== null && typeof value === "object" && value.source === undefined ? JSON.stringify(value) : String(value);
   switch (operator) {

@@ -20,6 +20,7 @@ export function snapshotPart(record) {
   const covers = said["streamfold-covers-before"];
   return {
     id,
+    index: decimal(said["streamfold-index"]),
     covers: covers === "here" ? record.seqNum : decimal(covers),
     codec: said["streamfold-codec"] ?? null,
     records: decimal(said["streamfold-final"]),
@@ -32,7 +33,7 @@ function plainSnapshot({ seqNum, body }) {
   const value = body.length && body[0] === 0x7b ? parseJson(plainText(body) ?? "") : undefined;
   const covers = value?.type === "snapshot" && "state" in value ? value.covers_before : undefined;
   if (covers !== seqNum && covers !== seqNum - 1) return null;
-  return { id: `plain-${seqNum}`, covers, codec: "json", records: 1, size: body.length };
+  return { id: `plain-${seqNum}`, index: 0, covers, codec: "json", records: 1, size: body.length };
 }
 
 /** Look at the newest records until they hold a whole snapshot, with `effort` times as many requests as the first look has at most.
@@ -77,4 +78,19 @@ function add(snapshots, known, record) {
   for (const name of ["covers", "codec", "records", "size"]) snapshot[name] ??= part[name];
   snapshot.position = Math.min(snapshot.position, record.seqNum);
   snapshot.whole = snapshot.covers !== null && snapshot.records !== null;
+}
+
+/** The state of a whole snapshot: the bodies of its records, in order. */
+export async function readSnapshot(basin, stream, { id, position, records }, signal) {
+  const bodies = new Map();
+  for (let at = position; bodies.size < records; ) {
+    const batch = await readRecords(basin, stream, { seq_num: at }, STEP, signal);
+    if (!batch.length) throw new Error("Some of the snapshot's records are gone.");
+    for (const record of batch) {
+      const part = snapshotPart(record);
+      if (part?.id === id && !bodies.has(part.index)) bodies.set(part.index, record.body);
+    }
+    at = batch.at(-1).seqNum + 1;
+  }
+  return new Uint8Array(await new Blob([...bodies.values()]).arrayBuffer());
 }

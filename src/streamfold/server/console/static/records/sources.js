@@ -16,6 +16,9 @@ const STEP = 10;
 /** Matches of a filter before the search pauses, and bytes of them. */
 const MATCHES_MAX = 20_000;
 
+/** Keys of which a page holds the latest record. */
+const KEYS_MAX = 20_000;
+
 /** Codes of errors that may be over later; the last event of a session has no status. */
 const LATER = new Set(["server_draining", "unavailable", "storage", "other"]);
 
@@ -71,6 +74,18 @@ class Source {
   async readTail() {
     const { tail } = await getJson(streamPath(this.stream, "/records/tail"), { basin: this.basin });
     return Number(tail.seq_num);
+  }
+
+  pause() {
+    this.live = false;
+    this.stop();
+    this.changed();
+  }
+
+  /** The seq_num of the first record at or after a time; the tail if there is none. */
+  async seekTime(timestamp) {
+    const [record] = await this.read({ timestamp: String(timestamp), clamp: "true" }, 1);
+    return record?.seqNum ?? this.readTail();
   }
 
   read(start, count, signal) {
@@ -231,23 +246,13 @@ export class RangeSource extends Source {
     });
   }
 
-  pause() {
-    this.live = false;
-    this.stop();
-    this.changed();
-  }
-
-  /** The seq_num of the first record at or after a time; the tail if there is none. */
-  async seekTime(timestamp) {
-    const [found] = await this.read({ timestamp: String(timestamp), clamp: "true" }, 1);
-    return found?.seqNum ?? this.readTail();
-  }
 }
 
-/** The records of a stream that match a filter, found by reading it from the first one. */
+/** The records of a stream that match a filter, found by reading it from `from`, or from the first record. */
 export class MatchSource extends Source {
-  constructor(basin, stream, matches, onChange) {
+  constructor(basin, stream, matches, from, onChange) {
     super(basin, stream, onChange);
+    this._from = from;
     this.found = [];
     this.scanned = 0;
     this.full = false;
@@ -263,6 +268,11 @@ export class MatchSource extends Source {
     return this.found[index];
   }
 
+  /** The seq_num at which the search began. */
+  get start() {
+    return Math.min(Math.max(this.first, this._from), this.tail);
+  }
+
   ensure() {}
 
   /** Search on from where the last search ended, then follow the tail. */
@@ -271,7 +281,7 @@ export class MatchSource extends Source {
     this.full = false;
     let limit = this.found.length + MATCHES_MAX;
     this._run(async (signal) => {
-      for await (const { records, tail } of this._batches(Math.max(this.scanned, this.first), signal)) {
+      for await (const { records, tail } of this._batches(Math.max(this.scanned, this.start), signal)) {
         for (const record of records) {
           if (!this._matches(record)) continue;
           this.found.push(record);
@@ -290,10 +300,39 @@ export class MatchSource extends Source {
       }
     });
   }
+}
 
-  pause() {
-    this.live = false;
-    this.stop();
-    this.changed();
+/** The latest record of each key, found by reading the stream from its first record; it stays current. */
+export class LatestSource extends Source {
+  constructor(basin, stream, keyOf, onChange) {
+    super(basin, stream, onChange);
+    this.latest = new Map();
+    this.scanned = 0;
+    this.full = false;
+    this._bytes = 0;
+    this._keyOf = keyOf;
+  }
+
+  follow() {
+    this.live = true;
+    this._run(async (signal) => {
+      for await (const { records, tail } of this._batches(Math.max(this.scanned, this.first), signal)) {
+        for (const record of records) this._take(record);
+        this.scanned = (records.at(-1)?.seqNum ?? this.scanned - 1) + 1;
+        this.tail = Math.max(this.tail, this.scanned, Number(tail?.seq_num ?? 0));
+        this.error = null;
+        this.full = this.latest.size >= KEYS_MAX || this._bytes > KEPT_BYTES;
+        this.changed();
+        if (this.full) this.pause();
+      }
+    });
+  }
+
+  _take(record) {
+    const key = this._keyOf(record);
+    if (key === null) return;
+    const before = this.latest.get(key);
+    this._bytes += record.size - (before?.size ?? 0);
+    this.latest.set(key, record);
   }
 }
