@@ -1,4 +1,4 @@
-"""Takes every request through admission, routing, problem answers and the access log."""
+"""Passes every request through admission, routing, problem responses and the access log."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Awaitable, Sequence
 from time import perf_counter
 from typing import Final
 
+from streamfold.cluster import LeaseKeeper
 from streamfold.errors import ServerBusyError, StoreClosingError
 from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.http import cors
 from streamfold.server.http.access_log import AccessLog
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.cors import PagePolicy
+from streamfold.server.http.door import STREAMS_MAX
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.headers import text_of
-from streamfold.server.http.listener import STREAMS_MAX
 from streamfold.server.http.problems import (
     ClientHangupError,
     ProblemWriter,
@@ -26,25 +27,25 @@ from streamfold.server.http.problems import (
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Route, Router, memoize_short
 
-#: A name or an address, with an optional port, by RFC 3986.
+#: A name or address with an optional port, as in RFC 3986.
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
-#: The methods of the whole server, which `OPTIONS *` asks for.
+#: The methods of the whole server, for `OPTIONS *`.
 _METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _AMBIGUOUS: Final = "host, origin, authorization and s2-basin may come once each: send one of each"
-#: Status in the access log for a client that hung up before its answer, as nginx has it.
+#: Access log status of a client that hung up before its response, as in nginx.
 _HUNG_UP: Final = 499
-#: Requests under way of one connection: twice those that HTTP/2 lets it have open, since one that the
-#: client resets is under way until the server notices.
+#: Maximum requests in progress per connection: twice what HTTP/2 lets it open, because a request that
+#: the client resets counts until the server notices.
 CONNECTION_REQUESTS_MAX: Final = 2 * STREAMS_MAX
-#: Requests that one address may have for each one that the server could still take: three quarters of
-#: all if it is alone, and any number of addresses leave some for the next.
+#: Maximum requests per address, relative to what the server could still accept: a single address gets
+#: three quarters of all, and any number of addresses leave some for the next.
 _CLIENT_SHARE: Final = 3
-#: Paths that are answered even while the server drains, because monitoring needs them.
+#: Paths served even while draining, because monitoring needs them.
 _ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics", "/v1/busiest-streams"))
 
 
 class Application:
-    """Gives each request exactly one answer, or breaks its response off visibly."""
+    """Sends each request exactly one response, or visibly breaks it off."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Application:
         pages: PagePolicy,
         public_url: str | None,
         requests_max: int,
+        lease: LeaseKeeper | None = None,
     ) -> None:
         self._router = router
         self._durable = durable
@@ -65,10 +67,11 @@ class Application:
         self._pages = pages
         self._public_url = public_url
         self._requests_max = requests_max
+        self._lease = lease
 
     @property
     def routes(self) -> Sequence[Route]:
-        """Every route of all faces, with the right that it needs."""
+        """All routes of all faces with the rights they need."""
         return (*self._router.routes, *self._durable.routes)
 
     async def __call__(self, request: Request) -> None:
@@ -81,7 +84,7 @@ class Application:
             if not request.status:
                 await _answer_hangup(request)
         except asyncio.CancelledError as error:
-            # Cut off at the end of a drain: the missing end shows that the response is incomplete.
+            # Cut off at the end of a drain. The missing end shows that the response is incomplete.
             drop_traceback(error)
         except Exception as error:
             await answer_problem(request, error, self._write_problem)
@@ -108,6 +111,9 @@ class Application:
         free = self._requests_max - self._gate.inside
         if not always_open and (free < 0 or running.of_client > _CLIENT_SHARE * (free + 1)):
             raise self._no_room(free, running.of_client)
+        if self._lease is not None and not always_open:
+            request.check_active = self._lease.check
+            request.check_active()
         match = self._router.match(path)
         draining = self._gate.draining.is_set()
         if match is None and self._durable.serves(path) and not draining:
@@ -124,17 +130,17 @@ class Application:
         return handler(request, *match.segments)
 
     def _no_room(self, free: int, of_client: int) -> ServerBusyError:
-        """The refusal of a request, the `of_client`-th of its client under way."""
+        """Return the rejection of a request, the `of_client`-th of its client in progress."""
         if free < 0:
             return ServerBusyError(self._requests_max, "server")
         return ServerBusyError(of_client - 1, "address")
 
 
 async def _answer_hangup(request: Request) -> None:
-    """Refuse a request whose end nobody will see, before anything was done.
+    """Reject a request whose body ends early, before anything was done.
 
-    A client that sent malformed chunks, or closed its own direction too early, still listens. Without
-    an answer, granian would send it 500, which leaves the outcome open.
+    A client that sent malformed chunks or half-closed too early still listens. A broken-off response
+    would leave the outcome open.
     """
     message = "the body ends early or its chunks are malformed: send the whole request again"
     await _refuse(request, 400, "bad_body", message)
@@ -142,7 +148,7 @@ async def _answer_hangup(request: Request) -> None:
 
 
 def _answer_malformed(request: Request, host: bytes | None) -> Awaitable[None]:
-    """The answer to a request with a malformed host or target."""
+    """Reject a request with a malformed host or target."""
     if host is not None and not _is_host(host):
         message = (
             f"host {text_of(host)[:80]!r} is not a name or an address: send the one you reached"

@@ -1,4 +1,4 @@
-"""Authenticates the callers of all faces, and checks what they may do."""
+"""Authenticates callers of all faces and checks their rights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from streamfold.errors import StreamfoldError, UnauthenticatedError
-from streamfold.model.access_tokens import Operation, Secret
+from streamfold.model.access_tokens import Right, Secret
 from streamfold.model.grants import ROOT, Grant
 from streamfold.model.names import StreamRef
 from streamfold.records.batch import Fence, RecordBatch
@@ -22,28 +22,28 @@ from streamfold.store.catalog.account import Account
 logger = logging.getLogger(__name__)
 
 _SCHEME: Final = "bearer "
-#: What the records and commands of an append need.
-_APPENDING: Final = frozenset((Operation.APPEND, Operation.FENCE, Operation.TRIM))
+#: The rights that records and commands of an append need.
+_APPENDING: Final = frozenset((Right.APPEND, Right.FENCE, Right.TRIM))
 
-#: Seconds between checks of whether the token of a quiet session is still valid.
+#: Seconds between checks whether a quiet session's token is still valid.
 _LOOK_INTERVAL: Final = 1.0
 
 Result = TypeVar("Result")
 
 
 class Access:
-    """Looks up a caller's rights by its access token; without a root token every caller has all."""
+    """Looks up callers' rights by access token. Without a root token every caller has all rights."""
 
     def __init__(self, account: Account, root: Secret | None) -> None:
         self._account = account
         self._root = root
         #: Whether every caller has all rights.
         self.open = root is None
-        #: Tasks that wait for a token to become invalid, by the header that carries it.
+        #: Tasks that wait for a token to become invalid, by header value.
         self._lapses: dict[str, _Lapse] = {}
 
     async def grant(self, request: Request) -> Grant:
-        """The rights of the caller; UnauthenticatedError if it cannot prove that it has any."""
+        """Return the caller's rights. Raises UnauthenticatedError if it has no valid token."""
         if self._root is None:
             return ROOT
         grant = await self._grant_of(request.header("authorization") or "")
@@ -63,18 +63,18 @@ class Access:
         return await self._account.authenticate(secret)
 
     async def grant_of(self, token_id: str | None) -> Grant:
-        """What a token allows now, without a request that carries it; None stands for root."""
+        """Return a token's current rights by its id. None stands for root."""
         return ROOT if token_id is None else await self._account.grant_of(token_id)
 
     async def allow(
         self,
         request: Request,
-        operation: Operation,
+        operation: Right,
         basin: str | None = None,
         stream: str | None = None,
         token_id: str | None = None,
     ) -> Grant:
-        """Raise unless the caller may do this; return what else it may do."""
+        """Raise unless the caller may do this. Return all its rights."""
         grant = await self.grant(request)
         if grant is ROOT:
             return grant
@@ -84,9 +84,9 @@ class Access:
         return grant
 
     async def allow_some(
-        self, request: Request, operation: Operation, basin: str | None = None
+        self, request: Request, operation: Right, basin: str | None = None
     ) -> Grant:
-        """Raise unless the caller may do this to some resource; call it before reading a body."""
+        """Raise unless the caller may do this to some resource. Call before reading a body."""
         grant = await self.grant(request)
         if not grant.allows_somewhere(operation, basin):
             grant.require(operation, basin)
@@ -94,7 +94,7 @@ class Access:
 
     @asynccontextmanager
     async def active_grant(self, request: Request, grant: Grant) -> AsyncIterator[ActiveGrant]:
-        """Watches the token of a session while the context lasts."""
+        """Watch a session's token while the context lasts."""
         if grant is ROOT:
             yield ActiveGrant(None, None)
             return
@@ -112,20 +112,20 @@ class Access:
                 del self._lapses[header]
 
     async def _lapsed(self, header: str) -> UnauthenticatedError:
-        """Return the reason soon after a token becomes invalid."""
+        """Wait until a token becomes invalid, and return the reason."""
         while True:
             try:
                 await self._grant_of(header)
             except UnauthenticatedError as error:
                 return error
             except StreamfoldError as error:
-                # The session itself notices that the store fails.
+                # The session itself notices a failing store.
                 logger.debug("an access token cannot be looked up: %s", error)
             await asyncio.sleep(_LOOK_INTERVAL)
 
 
 class ActiveGrant:
-    """The rights of a session, rechecked while it lasts: tokens expire and are revoked."""
+    """A session's rights, rechecked because tokens expire and are revoked."""
 
     def __init__(
         self,
@@ -137,23 +137,23 @@ class ActiveGrant:
 
     @property
     def certain(self) -> bool:
-        """Whether the rights cannot be lost, because they do not come from an issued token."""
+        """Whether the rights cannot be lost because no issued token grants them."""
         return self._lapse is None
 
     async def require(self) -> None:
-        """Raise UnauthenticatedError if the token is invalid now."""
+        """Raise UnauthenticatedError if the token has become invalid."""
         if self._look_up is not None:
             await self._look_up()
 
     async def lost(self) -> UnauthenticatedError:
-        """Wait until the token becomes invalid, and return the reason."""
+        """Wait until the token becomes invalid. Return the reason."""
         if self._lapse is None:
             await asyncio.Event().wait()
             raise AssertionError("this event is never set")
         return await asyncio.shield(self._lapse)
 
     async def during(self, work: Coroutine[object, object, Result]) -> Result:
-        """The result of `work`; UnauthenticatedError if the token becomes invalid first."""
+        """Return the result of `work`. Raises UnauthenticatedError if the token lapses first."""
         if self._lapse is None:
             return await work
         working = asyncio.ensure_future(work)
@@ -168,49 +168,49 @@ class ActiveGrant:
 
 @dataclass(slots=True)
 class _Lapse:
-    """The one watch for all sessions with the same token."""
+    """The shared watch of all sessions with one token."""
 
     task: asyncio.Task[UnauthenticatedError]
     sessions: int = 0
 
 
 class AppendRights:
-    """What of an append a caller may do to one stream, looked up once per request."""
+    """A caller's append rights to one stream, looked up once per request."""
 
     __slots__ = ("_allowed", "_grant", "_ref")
 
     def __init__(self, grant: Grant, ref: StreamRef) -> None:
-        """Raise if the caller may append nothing at all: call this before reading a body."""
+        """Raise if the caller may append nothing at all. Call before reading a body."""
         self._grant = grant
         self._ref = ref
         self._allowed = frozenset(op for op in _APPENDING if grant.allows(op, *ref))
         if not self._allowed:
-            grant.require(Operation.APPEND, *ref)
+            grant.require(Right.APPEND, *ref)
 
     @classmethod
     def of(cls, grant: Grant, ref: StreamRef) -> AppendRights:
-        """The same; one object serves all callers with all rights."""
+        """Return the rights of `grant`. All callers with all rights share one object."""
         return _ALL_RIGHTS if grant is ROOT else cls(grant, ref)
 
     def check(self, batch: RecordBatch) -> None:
-        """Raise unless the caller may append this: records, and each kind of command among them."""
+        """Raise unless the caller may append the batch's records and each kind of its commands."""
         if len(batch.commands) < batch.count:
-            self._require(Operation.APPEND)
+            self._require(Right.APPEND)
         for command in batch.commands:
-            self._require(Operation.FENCE if isinstance(command, Fence) else Operation.TRIM)
+            self._require(Right.FENCE if isinstance(command, Fence) else Right.TRIM)
 
-    def _require(self, operation: Operation) -> None:
+    def _require(self, operation: Right) -> None:
         if operation not in self._allowed:
             self._grant.require(operation, *self._ref)
 
 
 class _AllRights(AppendRights):
-    """What a caller with all rights may do."""
+    """The append rights of a caller with all rights."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Nothing is looked up."""
+        """Look nothing up."""
 
     def check(self, batch: RecordBatch) -> None:
         """Allow everything."""

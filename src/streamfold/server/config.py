@@ -1,4 +1,4 @@
-"""The configuration of a server: store, address, limits; a self-signed certificate to try out TLS."""
+"""Server configuration, and a self-signed certificate for trying out TLS."""
 
 from __future__ import annotations
 
@@ -14,85 +14,92 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from streamfold.cluster import EXPIRY
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
 from streamfold.server.console import ConsoleSettings
 from streamfold.server.http.connections import FIRST_REQUEST, IDLE
 from streamfold.server.http.cors import is_loopback, parse_origin
-from streamfold.server.http.listener import TlsFiles
+from streamfold.server.http.door import TlsFiles
 from streamfold.server.http.request_limits import BODIES_MAX, BODY_TIMEOUT
 from streamfold.server.http.response_limits import UNREAD_BYTES_MAX, WRITE_DEADLINE
 from streamfold.server.live_reads import HEARTBEAT
 from streamfold.store.settings import StoreSettings
 
-#: Ports that S2's own server has by default, plain and with TLS.
+#: Default ports of S2's own server, without and with TLS.
 PORT, TLS_PORT = 80, 443
-#: Addresses that stand for all addresses of the machine.
+#: Wildcard addresses.
 _ANY_HOST = ("0.0.0.0", "::")  # noqa: S104
 _ALL_ADDRESSES, _THIS_MACHINE = "0.0.0.0", "127.0.0.1"  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Everything that can be set; the defaults keep records in memory."""
+    """All server settings. By default, records are in memory only."""
 
     #: memory:, file:///folder or s3://bucket/prefix.
     location: str = "memory:"
     store: StoreSettings = field(default_factory=StoreSettings)
-    #: On local disk: replace the process that has the store open, if there is one.
+    #: Replace the process that has the store open, if any, taking over its lock on local disk or its
+    #: lease on object storage.
     take_over: bool = False
-    #: On local disk: the damaged log file that is dropped with all after it, as the error names it.
+    #: On object storage, seconds after which another server may claim the store of one that is gone.
+    #: With 0 there is no lease, and a server takes the store from any other.
+    lease_expiry: float = EXPIRY
+    #: The server's name, shown to others that wait for its lease. Default: the host name.
+    name: str = ""
+    #: On local disk, the damaged log file to drop with all later ones, as named in the error.
     accept_loss: int | None = None
-    #: Where to listen. Default: all addresses with a root token, this machine alone without one.
+    #: Where to listen. Default: all addresses with a root token, only this machine without.
     host: str | None = None
     #: 0 takes any free port.
     port: int = PORT
     tls: TlsFiles | None = None
-    #: Make a certificate for localhost instead.
+    #: Make a self-signed certificate for localhost instead.
     tls_self: bool = False
-    #: Let web pages use the server: pages of this machine, and all pages if a root token is set.
+    #: Allow web pages of this machine, or all pages if a root token is set.
     cors: bool = True
-    #: Origins whose pages may use a server without a root token as well; "*" for all.
+    #: Origins whose pages may also use a server without a root token, or "*" for all.
     cors_origins: tuple[str, ...] = ()
-    #: The URL by which clients reach the server, for links in answers. Default: the request's host.
+    #: The server's public URL, for links in responses. Default: the request's host.
     public_url: str | None = None
-    #: Basins and streams that exist from the start.
+    #: Basins and streams to create on start.
     init_file: Path | None = None
-    #: The token with all rights, which also issues access tokens; without one, no token is required.
+    #: The token with all rights, which also issues access tokens. If unset, no token is required.
     root_token: Secret | None = None
     #: Serve /metrics without a token even if a root token is set.
     open_metrics: bool = False
     access_log: bool = True
-    #: The web console; None serves none.
+    #: The web console, or None.
     console: ConsoleSettings | None = field(default_factory=ConsoleSettings)
-    #: Seconds over which the pace of a body is measured; also the time limit of a small body.
+    #: Seconds over which a body's speed is measured, and the time limit of a small body.
     body_timeout: float = BODY_TIMEOUT
-    #: Bytes of memory for bodies that are arriving, over all requests.
+    #: Bytes of memory for arriving bodies, over all requests.
     body_bytes: int = BODIES_MAX
-    #: Files that snapshots keep open while they arrive, over all requests. None is a sixteenth of the
-    #: descriptors that the process may have, 16 at least and 256 at most.
+    #: Maximum open files for arriving snapshots. None: a sixteenth of the process's descriptor limit,
+    #: from 16 to 256.
     upload_files: int | None = None
-    #: Seconds after which a client that takes nothing of its answer is cut off.
+    #: Seconds after which a client that reads nothing is disconnected.
     write_deadline: float = WRITE_DEADLINE
-    #: Bytes that are held for clients that have not read them.
+    #: Maximum bytes of unread responses.
     unread_bytes: int = UNREAD_BYTES_MAX
-    #: Requests that may be under way at once, sessions included.
+    #: Maximum concurrent requests, including sessions.
     requests: int = 16_384
-    #: Seconds that a connection may stay without a request: a new one, and one that had some.
+    #: Seconds that a connection may be idle before its first request, and after later ones.
     first_request: float = FIRST_REQUEST
     idle_connection: float = IDLE
-    #: Seconds between the heartbeats of a session at the tail, at least and at most.
+    #: Minimum and maximum seconds between heartbeats of a session at the tail.
     heartbeat: tuple[float, float] = HEARTBEAT
     #: The basin of streams below /v1/stream/.
     default_basin: str = "durable-streams"
-    #: Seconds that a long-poll of Durable Streams waits for new records.
+    #: Seconds that a Durable Streams long poll waits for new records.
     long_poll: float = 30.0
-    #: Let webhooks go to plain HTTP on this machine: for development.
+    #: Allow webhooks to plain HTTP on this machine, for development.
     local_webhooks: bool = False
-    #: Seconds that a stop may take; sessions are ended after half of them.
+    #: Maximum seconds for a stop. Sessions are ended after half of them.
     drain_timeout: float = 10.0
-    #: Seconds from the last answer to the first goodbye. granian does not report when an answer
-    #: has left, and clients on Python's h2 drop an answer that a GOAWAY overtakes.
+    #: Seconds from the last response to the first GOAWAY. It overtakes HTTP/2 responses that wait
+    #: for their window, and clients based on Python's h2 then drop them.
     linger: float = 0.1
 
     def __post_init__(self) -> None:
@@ -112,15 +119,15 @@ class Configuration:
 
     @property
     def listening_host(self) -> str:
-        """The address to listen at."""
+        """The address to listen on."""
         return self.host or (_ALL_ADDRESSES if self.guarded else _THIS_MACHINE)
 
     @property
     def known_hosts(self) -> frozenset[str] | None:
-        """Host names by which clients may address the server; None allows all.
+        """Host names by which clients may address the server, or None for all.
 
         A server for this machine alone accepts only its own names. Otherwise a web page could point its
-        own name at this address (DNS rebinding) and pass for a page of this server.
+        name at this address (DNS rebinding) and pass for a page of this server.
         """
         if not is_loopback(self.listening_host):
             return None
@@ -133,7 +140,7 @@ class Configuration:
         return self.tls is not None or self.tls_self
 
     def url(self, port: int) -> str:
-        """Where a client on this machine finds the server."""
+        """Return the server's URL for clients on this machine."""
         scheme = "https" if self.encrypted else "http"
         listening = self.listening_host
         host = "localhost" if listening in _ANY_HOST else listening
@@ -158,7 +165,7 @@ def _check_public_url(url: str) -> None:
 
 
 def store_location(local_root: Path | None, bucket: str | None, path: str) -> str:
-    """The store's location from the options of S2's own server."""
+    """Return the store's location for the options of S2's own server."""
     if local_root is not None and bucket is not None:
         raise InvalidError("a local root and a bucket exclude each other: choose one")
     below = path.strip("/")
@@ -174,12 +181,12 @@ def store_location(local_root: Path | None, bucket: str | None, path: str) -> st
     return "memory:"
 
 
-#: A new certificate is made at every start.
+#: A new certificate is made on every start.
 _VALIDITY: Final = datetime.timedelta(days=365)
 
 
 def write_self_signed(folder: Path) -> TlsFiles:
-    """A certificate for localhost, 127.0.0.1 and ::1 and its key, as files in `folder`."""
+    """Write a certificate for localhost, 127.0.0.1 and ::1, and its key, to `folder`."""
     key = ec.generate_private_key(ec.SECP256R1())
     files = TlsFiles(folder / "certificate.pem", folder / "key.pem")
     files.certificate.write_bytes(_certificate(key).public_bytes(serialization.Encoding.PEM))

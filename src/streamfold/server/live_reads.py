@@ -1,44 +1,44 @@
-"""Read sessions: deliver what a stream holds and what is appended, until the client leaves.
+"""Read sessions: deliver a stream's records, then follow it until the client leaves.
 
-A reader that never waits, because its records are in memory and its client takes them at once,
-would occupy the event loop until it reaches the tail: it gives way. Followers at the tail of a stream
-all get the same bytes, encoded once.
+A reader that never waits, because its records are in memory and its client reads at once, yields to
+others regularly. Followers at the tail of a stream share one encoding of each batch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any, Final, Protocol
 
 from streamfold.errors import StoreClosingError
 from streamfold.model.positions import StreamPosition
 from streamfold.server.auth import ActiveGrant
 from streamfold.server.http.drain import DrainGate, WaitGuard
+from streamfold.server.http.exchange import Buffer
 from streamfold.server.http.headers import Headers
 from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request import Request
-from streamfold.server.http.response_stream import SHARED_PIECE, Buffer, ResponseStream
+from streamfold.server.http.response_stream import SHARED_AHEAD, ResponseStream
 from streamfold.store.read.reader import Reader
 from streamfold.store.read.requests import ReadBatch
 
-#: Records, and metered bytes, after which a reader yields: some milliseconds of work.
+#: Records or metered bytes after which a reader yields: some milliseconds of work.
 YIELD_RECORDS: Final = 1_000
 YIELD_BYTES: Final = 1 << 20
-#: Seconds of silence before a heartbeat, drawn anew after each so that followers spread out;
-#: clients give up after 20.
+#: Range of seconds of silence before a heartbeat. Drawn anew each time, so that followers spread out.
+#: Clients give up after 20.
 HEARTBEAT: Final = (5.0, 15.0)
-#: Bytes that a session holds while it is behind the tail: about 1 MiB that it has read ahead, a batch
-#: of as much, and its encoding.
+#: Bytes that a session behind the tail holds: about 1 MiB read ahead, a batch of that size, and its
+#: encoding.
 OWN_BATCH: Final = 4 << 20
 
 
 class ReaderFairness:
-    """Counts what one reader has received since it last yielded to others."""
+    """Counts the records that one reader received since it last yielded."""
 
     __slots__ = ("_bytes", "_records")
 
@@ -46,60 +46,77 @@ class ReaderFairness:
         self._records = self._bytes = 0
 
     async def after(self, batch: ReadBatch) -> None:
-        """Call after each batch; returns at once, most of the time."""
+        """Call after each batch. Yields if the reader has had its share."""
+        if self.should_yield(batch):
+            await asyncio.sleep(0)
+
+    def should_yield(self, batch: ReadBatch) -> bool:
+        """Count a batch, as `after` does, and return whether to yield now."""
         self._records += batch.count
         self._bytes += batch.metered
-        if self._records >= YIELD_RECORDS or self._bytes >= YIELD_BYTES:
-            self._records = self._bytes = 0
-            await asyncio.sleep(0)
+        if self._records < YIELD_RECORDS and self._bytes < YIELD_BYTES:
+            return False
+        self._records = self._bytes = 0
+        return True
 
 
 class LiveEncoding(Protocol):
-    """How a session looks on the wire: frames, or server-sent events."""
+    """A session's wire format: frames, or server-sent events of either face."""
 
     headers: Headers
 
     @property
     def form(self) -> Hashable:
-        """Equal for encodings that make the same bytes of a batch."""
+        """Equal for encodings that produce the same bytes."""
 
     def is_heavy(self, batch: ReadBatch) -> bool:
-        """Whether the batch must be encoded in a thread."""
+        """Return whether the batch must be encoded in a thread."""
 
     def encode(self, batch: ReadBatch) -> tuple[Buffer, ...]:
-        """The message for one batch, or for a heartbeat; shared bytes are one part."""
+        """Return the message for a batch or heartbeat, if any. Shared bytes are one part."""
 
-    async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[bytes, ...]:
-        """The same, made in a thread."""
+    async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[Buffer, ...]:
+        """Encode in a thread."""
 
     async def finish(self, stream: ResponseStream) -> None:
-        """End a session that came to its end."""
+        """End a session normally."""
 
     async def fail(self, stream: ResponseStream, error: Exception) -> None:
-        """End a session that failed."""
+        """End a failed session, or raise the error to break it off."""
 
 
 class LiveReads:
     """Serves read sessions."""
 
-    def __init__(self, drain_gate: DrainGate, heartbeat: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        drain_gate: DrainGate,
+        heartbeat: tuple[float, float],
+        lifetime: float = math.inf,
+    ) -> None:
+        """`lifetime`: seconds after which a session ends once it reaches the tail."""
         self._gate = drain_gate
         self._heartbeat = heartbeat
+        self._lifetime = lifetime
 
     async def serve(
         self,
         request: Request,
         opening: AbstractAsyncContextManager[Reader],
         active_grant: ActiveGrant,
-        encoding: LiveEncoding,
+        encode: Callable[[Reader], LiveEncoding],
     ) -> None:
-        """Serve a session; errors before it opens are raised, later ones are sent to the client."""
+        """Serve a session. Errors before it opens are raised; later ones are sent to the client."""
         async with opening as reading:
-            reading.before_own_batch = partial(request.reserve_answer, OWN_BATCH)
+            encoding = encode(reading)
             stream = await request.open(200, encoding.headers)
             try:
                 async with WaitGuard(request, self._gate) as watch:
-                    await self._deliver(request, reading, stream, watch, active_grant, encoding)
+                    # A task of its own: each batch would otherwise resume all callers, too.
+                    delivering = self._deliver(
+                        request, reading, stream, watch, active_grant, encoding
+                    )
+                    await asyncio.create_task(delivering)
             except ClientHangupError:
                 raise
             except Exception as error:
@@ -116,50 +133,65 @@ class LiveReads:
         active_grant: ActiveGrant,
         encoding: LiveEncoding,
     ) -> None:
-        timeout, certain, pace = self._heartbeat_timeout(), active_grant.certain, ReaderFairness()
+        certain, pace, clock = (
+            active_grant.certain,
+            ReaderFairness(),
+            asyncio.get_running_loop().time,
+        )
+        ends = clock() + self._lifetime
+        timeout = self._heartbeat_timeout()
         while not self._gate.draining.is_set():
             watch.interruptible = True
-            following = reading.next(timeout)
+            following = reading.next(min(timeout, max(0.0, ends - clock())))
             batch = await (following if certain else active_grant.during(following))
             watch.interruptible = False
             if batch is None:
                 return
             if not certain:
                 await active_grant.require()
-            await _send(request, stream, batch, encoding)
-            if reading.resting:
+            if batch.metered > SHARED_AHEAD:
+                await _send_large(request, stream, batch, encoding)
+            elif parts := encoding.encode(batch):
+                await stream.send(*parts)
+            if stream.reserved and reading.resting:
                 await stream.settle()
             if not batch.count:
                 timeout = self._heartbeat_timeout()
-            await pace.after(batch)
+            if pace.should_yield(batch):
+                await asyncio.sleep(0)
+            if clock() >= ends and reading.at_tail:
+                return
         raise StoreClosingError
 
     def _heartbeat_timeout(self) -> float:
-        """Seconds of silence before the next heartbeat."""
+        """Return the seconds of silence before the next heartbeat."""
         return random.uniform(*self._heartbeat)  # noqa: S311
 
 
-async def _send(
+async def _send_large(
     request: Request, stream: ResponseStream, batch: ReadBatch, encoding: LiveEncoding
 ) -> None:
-    if batch.metered <= SHARED_PIECE:
-        await stream.send(*encoding.encode(batch))
-    elif stream.held:
-        await stream.send(*await _encode(request, batch, encoding))
+    if stream.reserved:
+        await _encode_and_send(request, stream, batch, encoding)
     else:
         async with stream.sharing((encoding.form, *batch.identity), 3 * batch.metered):
-            await stream.send(*await _encode(request, batch, encoding))
+            await _encode_and_send(request, stream, batch, encoding)
 
 
-async def _encode(request: Request, batch: ReadBatch, encoding: LiveEncoding) -> tuple[Buffer, ...]:
+async def _encode_and_send(
+    request: Request, stream: ResponseStream, batch: ReadBatch, encoding: LiveEncoding
+) -> None:
     if encoding.is_heavy(batch):
-        return await encoding.encode_heavy(request, batch)
-    return encoding.encode(batch)
+        parts = await encoding.encode_heavy(request, batch)
+    else:
+        parts = encoding.encode(batch)
+    if parts:
+        await stream.send(*parts)
 
 
-#: Batches that are kept: followers of one stream are seldom more than a few apart.
+#: Batches kept: followers of one stream are seldom more than a few batches apart.
 KEPT: Final = 64
-#: Bytes of all of them together, encodings and records: eight large batches and their JSON.
+#: Bytes of all kept batches and encodings: eight large batches with their JSON.
 KEPT_BYTES: Final = 16 << 20
 
 
@@ -171,7 +203,7 @@ class SharedEncodings:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, tuple[ReadBatch, bytes]] = OrderedDict()
+        self._encodings: OrderedDict[Hashable, tuple[ReadBatch, bytes]] = OrderedDict()
         self._size = 0
         #: What is being encoded in a thread.
         self._under_way: dict[Hashable, asyncio.Future[None]] = {}
@@ -184,8 +216,8 @@ class SharedEncodings:
         if last is batch and last_form == form:
             return encoded
         key = _key(batch, form)
-        found = self._kept.get(key)
-        encoded = found[1] if found else self._keep(key, batch, encode(batch))
+        encoding = self._encodings.get(key)
+        encoded = encoding[1] if encoding else self._keep(key, batch, encode(batch))
         self._last = batch, form, encoded
         return encoded
 
@@ -198,8 +230,8 @@ class SharedEncodings:
         """The same for a heavy batch: encoded in a thread, once for all followers."""
         key = _key(batch, form)
         while True:
-            if (found := self._kept.get(key)) is not None:
-                return found[1]
+            if (encoding := self._encodings.get(key)) is not None:
+                return encoding[1]
             if (under_way := self._under_way.get(key)) is None:
                 break
             await asyncio.wait((under_way,))  # if it fails, the next one tries
@@ -211,10 +243,10 @@ class SharedEncodings:
             done.set_result(None)
 
     def _keep(self, key: Hashable, batch: ReadBatch, encoded: bytes) -> bytes:
-        self._kept[key] = batch, encoded
+        self._encodings[key] = batch, encoded
         self._size += batch.metered + len(encoded)
-        while len(self._kept) > KEPT or self._size > KEPT_BYTES:
-            _, (dropped, bytes_dropped) = self._kept.popitem(last=False)
+        while len(self._encodings) > KEPT or self._size > KEPT_BYTES:
+            _, (dropped, bytes_dropped) = self._encodings.popitem(last=False)
             self._size -= dropped.metered + len(bytes_dropped)
         return encoded
 

@@ -1,9 +1,8 @@
-"""A server from its configuration: start, serve, drain, stop."""
+"""Starts a server from its configuration, serves, drains and stops it."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import logging
 import signal
@@ -13,16 +12,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from prometheus_client import PROCESS_COLLECTOR
+from prometheus_client.registry import Collector
+
+from streamfold._native import tune_memory
+from streamfold.cluster import LeaseKeeper
 from streamfold.errors import StreamfoldError
 from streamfold.model.names import parse_bucket_name
 from streamfold.model.resource_spec import ResourceSpec, read_resource_spec
-from streamfold.records import release_compiler, warm_up
 from streamfold.server.application import Application
 from streamfold.server.auth import Access
 from streamfold.server.config import Configuration
-from streamfold.server.console import add_console
+from streamfold.server.console import HistoryHandler, MetricsHistory, ThisServer, add_console
 from streamfold.server.durable_streams.routes import DurableStreamsFace
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.access_log import AccessLog
@@ -35,8 +38,8 @@ from streamfold.server.http.connections import (
     upload_files_max,
 )
 from streamfold.server.http.cors import PagePolicy
+from streamfold.server.http.door import OpenDoor, TlsFiles, bind
 from streamfold.server.http.drain import DrainGate
-from streamfold.server.http.listener import Listener, TlsFiles, bind
 from streamfold.server.http.offload import SWITCH_INTERVAL
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
@@ -44,35 +47,46 @@ from streamfold.server.http.router import Route, Router
 from streamfold.server.metrics import (
     AppendMetrics,
     FollowerMetrics,
-    KernelMetrics,
     StoreMetrics,
 )
 from streamfold.server.ops import OpsEndpoints, add_front_page
 from streamfold.server.s2.responses import write_problem
 from streamfold.server.s2.routes import add_s2
+from streamfold.server.standby import (
+    StandbyAnswers,
+    StandbyStoppedError,
+    active_server,
+    new_lease,
+)
 from streamfold.store.engine.disk_space import memory_total
-from streamfold.store.engine.slatedb_binding import warm_up_writes
+from streamfold.store.engine.location import Location, open_location
 from streamfold.store.store import StreamStore, open_store
+from streamfold.tracing import is_exported, tracing, warn_not_installed
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+    from streamfold.server.telemetry import ServerSpans
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that connections get to close after their last answer.
+#: Seconds for connections to close after their last answer.
 _CLOSE_TIMEOUT: Final = 2.0
-#: Objects made and not freed between two looks of the collector at the youngest ones; looks until it
-#: also looks at older ones, and at all. Each look keeps the interpreter's lock, 0.1 us for an object:
-#: requests have hundreds of thousands at times, of which no more than 30,000 are looked at together.
-#: 500 appends at once have fewer than 15,000, and most of their objects are freed without any look.
+#: Net new objects between collections of the youngest generation, and collections before older
+#: generations follow. A collection holds the GIL for 0.1 us per object, and requests may have hundreds
+#: of thousands, of which at most 30,000 are examined together. 500 concurrent appends have fewer than
+#: 15,000, most of which are freed without a collection.
 _GC_THRESHOLDS: Final = (15_000, 0, 1_000)
-#: Parameters of glibc's `mallopt`, by their numbers in <malloc.h>: bytes from which a block has its own
-#: mapping; free bytes that are kept; heaps that threads share. Without them, glibc returns the memory
-#: of a batch to the system and has it mapped anew for the next: 300 page faults per MiB of records,
-#: which take longer than copying them. Few heaps, because each keeps free memory of its own.
-_MALLOC_PARAMETERS: Final = {-3: 32 << 20, -1: 128 << 20, -8: 2}
+#: Settings of glibc's allocator: bytes from which a block is mapped separately, free bytes to keep, and
+#: heaps shared by threads. By default, glibc unmaps each batch's memory and maps it again for the next:
+#: 300 page faults per MiB of records, which take longer than copying them. Each heap keeps free memory
+#: of its own, so there are few.
+_MAPPED_BYTES, _KEPT_BYTES, _HEAPS = 32 << 20, 128 << 20, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is up."""
+    """A running server."""
 
     store: StreamStore
     url: str
@@ -82,9 +96,11 @@ class Server:
     guarded: bool
     client_limits: ClientLimits
     routes: Sequence[Route]
+    #: The store's lease on object storage.
+    lease: LeaseKeeper | None
 
     def exports(self) -> str:
-        """The lines that let S2's clients find the server, for a shell."""
+        """Return shell commands that point S2 clients at the server."""
         return (
             f"export S2_ACCOUNT_ENDPOINT={self.url}\n"
             f"export S2_BASIN_ENDPOINT={self.url}\n"
@@ -93,31 +109,56 @@ class Server:
 
 
 @asynccontextmanager
-async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
-    """A server that takes requests while the context lasts.
+async def running_server(
+    configuration: Configuration, stopping: asyncio.Event | None = None
+) -> AsyncIterator[Server]:
+    """Run a server while the context lasts.
 
-    Leaving it drains: new requests are turned away, sessions are asked to reconnect, and every accepted
-    append is acknowledged before the store closes.
+    On object storage, it first stands by until it has the store's lease, and raises StandbyStoppedError
+    if `stopping` is set before. Leaving the context drains the server: new requests are rejected,
+    sessions are asked to reconnect, and every accepted append is acknowledged before the store closes.
     """
     init_file = configuration.init_file
     spec = read_resource_spec(init_file, "init file") if init_file else ResourceSpec()
     if configuration.tls is not None:
         configuration.tls.check()
     async with AsyncExitStack() as stack:
-        # Before the store opens, so that an address in use fails at once.
-        bound = stack.enter_context(bind(configuration.listening_host, configuration.port))
+        # Left last: sending the last spans may take long, and the store is closed by then.
+        tracer = stack.enter_context(tracing())
+        # Bind before the store opens, so that an address in use fails at once.
+        door = bind(configuration.listening_host, configuration.port)
+        stack.callback(door.close)
         tls = configuration.tls
         if configuration.tls_self:
-            # Imported here: making certificates takes libraries that few servers need.
+            # Imported here because few servers need the libraries that make certificates.
             from streamfold.server.config import write_self_signed
 
             tls = write_self_signed(Path(stack.enter_context(TemporaryDirectory())))
+        client_limits = _client_limits(configuration)
+        answers = StandbyAnswers(metrics=configuration.open_metrics or not configuration.guarded)
+        listener = OpenDoor(door, answers, tls, client_limits)
+        location = await asyncio.to_thread(open_location, configuration.location)
+        stack.push_async_callback(asyncio.to_thread, location.close)
+        lease = await _new_lease(configuration, location)
+        if lease is not None:
+            stack.push_async_callback(listener.stop, _CLOSE_TIMEOUT)
+            await stack.enter_async_context(
+                active_server(
+                    lease,
+                    answers,
+                    url=location.url,
+                    take_over=configuration.take_over,
+                    stopping=stopping or asyncio.Event(),
+                    on_standby=listener.start,
+                )
+            )
         store = await stack.enter_async_context(
             open_store(
-                configuration.location,
+                location,
                 configuration.store,
                 take_over=configuration.take_over,
                 accept_loss=configuration.accept_loss,
+                lease=lease,
             )
         )
         await _ensure(store, spec)
@@ -128,7 +169,13 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
         access = Access(store.account, configuration.root_token)
         subscriptions = _subscriptions(configuration, store, access)
         await stack.enter_async_context(subscriptions.running())
-        client_limits, kernels = _client_limits(configuration), KernelMetrics()
+        spans = _server_spans(tracer, store)
+        instruments = make_instruments(configuration, store, drain_gate, client_limits, spans)
+        if is_exported("metrics"):
+            await _export_metrics(stack, instruments)
+        history = MetricsHistory((*instruments.collectors, PROCESS_COLLECTOR))
+        if configuration.console is not None:
+            await stack.enter_async_context(history.running())
         application = make_application(
             configuration,
             store,
@@ -137,12 +184,12 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
             subscriptions,
             access_log,
             client_limits,
-            kernels,
+            instruments,
+            history,
+            lease,
         )
-        listener = Listener(bound, application, tls, client_limits)
+        listener.switch(application if spans is None else spans.around(application))
         listener.start()
-        # From here on requests are answered, by plain Python until the kernels are loaded.
-        await stack.enter_async_context(_loading_kernels(kernels))
         try:
             url = configuration.url(listener.port)
             yield Server(
@@ -153,34 +200,12 @@ async def running_server(configuration: Configuration) -> AsyncIterator[Server]:
                 configuration.guarded,
                 client_limits,
                 application.routes,
+                lease,
             )
         finally:
             await drain_gate.drain(configuration.drain_timeout)
             await drain_gate.linger(configuration.linger)
             await listener.stop(_CLOSE_TIMEOUT)
-
-
-@asynccontextmanager
-async def _loading_kernels(kernels: KernelMetrics) -> AsyncIterator[None]:
-    """Load the compiled kernels in a thread: 1 s, and 3 s when they must be compiled."""
-
-    async def load() -> None:
-        kernels.loaded = await asyncio.to_thread(_load_kernels)
-
-    loading = asyncio.create_task(load())
-    try:
-        yield
-    finally:
-        # A thread cannot be interrupted, and must not run while the interpreter ends.
-        await loading
-
-
-def _load_kernels() -> bool:
-    loaded = warm_up()
-    if loaded:
-        warm_up_writes()
-        release_compiler()
-    return loaded
 
 
 def _client_limits(configuration: Configuration) -> ClientLimits:
@@ -189,7 +214,7 @@ def _client_limits(configuration: Configuration) -> ClientLimits:
     return ClientLimits(
         RequestBudget(configuration.body_timeout, configuration.body_bytes, files),
         Connections(
-            connections_max(descriptors, memory_total(), tls=configuration.encrypted),
+            connections_max(descriptors, memory_total()),
             configuration.first_request,
             configuration.idle_connection,
         ),
@@ -197,8 +222,18 @@ def _client_limits(configuration: Configuration) -> ClientLimits:
     )
 
 
+async def _new_lease(configuration: Configuration, location: Location) -> LeaseKeeper | None:
+    """Return the store's lease, if it has leases. Writes nothing to an unusable bucket."""
+    if not configuration.lease_expiry:
+        return None
+    lease = new_lease(location, configuration.name, configuration.lease_expiry)
+    if lease is not None:
+        await location.check_access()
+    return lease
+
+
 async def _ensure(store: StreamStore, spec: ResourceSpec) -> None:
-    """Ensure everything in `spec`, in its order."""
+    """Ensure everything in `spec`, in order."""
     for basin in spec.basins:
         await store.ensure_basin(basin.name, basin.to_model())
         for stream in basin.streams:
@@ -219,6 +254,52 @@ def _subscriptions(
     )
 
 
+def _server_spans(tracer: Tracer | None, store: StreamStore) -> ServerSpans | None:
+    if tracer is None:
+        return None
+    from streamfold.server.telemetry import ServerSpans
+
+    spans = ServerSpans(tracer)
+    store.on_commit(spans.on_commit)
+    return spans
+
+
+async def _export_metrics(stack: AsyncExitStack, instruments: Instruments) -> None:
+    """Export metrics by OTLP until the stack is left."""
+    try:
+        from streamfold.server.otlp_metrics import MetricsExport
+    except ImportError as error:
+        warn_not_installed(error)
+        return
+    await stack.enter_async_context(MetricsExport(instruments.collectors).running())
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """A server's metrics."""
+
+    appends: AppendMetrics
+    #: All collectors, including `appends`.
+    collectors: Sequence[Collector]
+
+
+def make_instruments(
+    configuration: Configuration,
+    store: StreamStore,
+    drain_gate: DrainGate,
+    client_limits: ClientLimits,
+    spans: ServerSpans | None = None,
+) -> Instruments:
+    appends = AppendMetrics() if spans is None else spans.metrics()
+    collectors = (
+        appends,
+        StoreMetrics(store, None if configuration.open_metrics else store.url),
+        ClientMetrics(client_limits),
+        FollowerMetrics(drain_gate),
+    )
+    return Instruments(appends, collectors)
+
+
 def make_application(
     configuration: Configuration,
     store: StreamStore,
@@ -227,30 +308,32 @@ def make_application(
     subscriptions: Subscriptions,
     access_log: AccessLog | None,
     client_limits: ClientLimits,
-    kernels: KernelMetrics,
+    instruments: Instruments,
+    history: MetricsHistory,
+    lease: LeaseKeeper | None = None,
 ) -> Application:
-    router, instruments = Router(), AppendMetrics()
+    router = Router()
     add_s2(
         router,
         store,
         drain_gate,
-        instruments,
+        instruments.appends,
         configuration.heartbeat,
         access,
     )
-    measured = (
-        instruments,
-        StoreMetrics(store, None if configuration.open_metrics else store.url),
-        ClientMetrics(client_limits),
-        FollowerMetrics(drain_gate),
-        kernels,
-    )
     OpsEndpoints(
-        store, drain_gate, measured, access, open_metrics=configuration.open_metrics
+        store,
+        drain_gate,
+        instruments.collectors,
+        access,
+        lease,
+        open_metrics=configuration.open_metrics,
     ).add_to(router)
     add_front_page(router, console=configuration.console is not None)
     if configuration.console is not None:
-        add_console(router, configuration.console, access, drain_gate)
+        figures = HistoryHandler(history, access, open_metrics=configuration.open_metrics)
+        this = ThisServer(configuration.name, store.url, lease)
+        add_console(router, configuration.console, access, drain_gate, figures, this)
     durable = DurableStreamsFace(
         store,
         drain_gate,
@@ -275,34 +358,39 @@ def make_application(
         pages,
         configuration.public_url,
         configuration.requests,
+        lease,
     )
 
 
 async def serve(configuration: Configuration, announce: Callable[[Server], None]) -> None:
     """Run a server until the process is asked to stop, then drain it.
 
-    A store that has failed for good stops the server too, and its error is raised.
+    A permanent failure of the store also stops the server, and is raised.
     """
     stop = asyncio.Event()
     _watch_signals(stop)
-    async with running_server(configuration) as server:
-        announce(server)
-        failure = await _failure_before(stop, server.store)
-        if failure is not None:
-            logger.error("the server stops: %s", failure)
+    failure = None
+    try:
+        async with running_server(configuration, stop) as server:
+            announce(server)
+            failure = await _failure_before(stop, server)
+            if failure is not None:
+                logger.error("the server stops: %s", failure)
+    except StandbyStoppedError as stopped:
+        logger.info("%s", stopped)
     if failure is not None:
         raise failure
 
 
 def _watch_signals(stop: asyncio.Event) -> None:
-    """Set `stop` when the process is asked to end, by a terminal that closes, too."""
+    """Set `stop` on SIGTERM and SIGINT, and when the terminal closes."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
         loop.add_signal_handler(signal.SIGHUP, stop.set)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # Without a handler they would end the process at once.
+        # Without a handler, these would kill the process.
         loop.add_signal_handler(number, _ignore_signal, number)
 
 
@@ -312,19 +400,24 @@ def _ignore_signal(number: signal.Signals) -> None:
     )
 
 
-async def _failure_before(stop: asyncio.Event, store: StreamStore) -> StreamfoldError | None:
-    """The error that ended the store; None if the process was asked to stop first."""
-    stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(store.stopped())
+async def _failure_before(stop: asyncio.Event, server: Server) -> StreamfoldError | None:
+    """Return the error that ended the store or its lease, or None if `stop` came first."""
+    stopping = asyncio.create_task(stop.wait())
+    failing = [asyncio.create_task(server.store.stopped())]
+    if server.lease is not None:
+        failing.append(asyncio.create_task(server.lease.lost()))
     try:
-        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-        return None if stopping.done() else failing.result()
+        await asyncio.wait({stopping, *failing}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            return None
+        return next(task.result() for task in failing if task.done())
     finally:
-        stopping.cancel()
-        failing.cancel()
+        for task in (stopping, *failing):
+            task.cancel()
 
 
 def run(configuration: Configuration, announce: Callable[[Server], None]) -> None:
-    """Serve in a new event loop: uvloop if installed, which doubles the throughput."""
+    """Serve in a new event loop. uvloop, if installed, doubles the throughput."""
     tune_collector()
     tune_allocator()
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -333,17 +426,14 @@ def run(configuration: Configuration, announce: Callable[[Server], None]) -> Non
 
 
 def tune_collector() -> None:
-    """Collect garbage less often: loaded modules stay, and reference counting frees the rest."""
+    """Collect garbage less often: modules stay loaded, and reference counting frees the rest."""
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def tune_allocator() -> None:
-    """Keep freed memory for the next batch; does nothing where the C library has no such settings."""
-    set_parameter = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_parameter is not None:
-        for parameter, value in _MALLOC_PARAMETERS.items():
-            set_parameter(parameter, value)
+    """Keep freed memory for the next batch. Does nothing without glibc."""
+    tune_memory(_MAPPED_BYTES, _KEPT_BYTES, _HEAPS)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

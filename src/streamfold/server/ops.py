@@ -1,4 +1,4 @@
-"""For operators: health, readiness, metrics, and what a browser shows at `/`."""
+"""Operator endpoints: health, readiness, metrics, and the front page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from streamfold import __version__
-from streamfold.errors import DataCorruptError, StorageFullError, StreamfoldError
-from streamfold.model.access_tokens import Operation
+from streamfold.cluster import LeaseKeeper
+from streamfold.errors import DataCorruptError, NotActiveError, StorageFullError, StreamfoldError
+from streamfold.model.access_tokens import Right
 from streamfold.model.names import StreamRef
 from streamfold.server.auth import Access
 from streamfold.server.http.drain import DrainGate
@@ -33,7 +34,8 @@ _PAGE: Final = f"""<!DOCTYPE html>
 <head><meta charset="utf-8"><title>Streamfold {__version__}</title></head>
 <body>
 <h1>Streamfold {__version__}</h1>
-<p>A durable stream store that knows about snapshots. This server works; it is meant for programs:</p>
+<p>A durable stream store with built-in snapshots. This server is running. Its APIs are for programs:
+</p>
 <ul>
 <li><code>/v1/basins</code>, <code>/v1/streams</code>:
 <a href="https://s2.dev/docs">S2 v1</a></li>
@@ -42,8 +44,8 @@ _PAGE: Final = f"""<!DOCTYPE html>
 <li><a href="/health">/health</a>, <a href="/ready">/ready</a>, <a href="/metrics">/metrics</a>:
 its state</li>
 </ul>
-<p>On a command line, <code>streamfold --help</code> lists the verbs, and the documentation is in the
-folder <code>docs</code> of the sources.</p>
+<p><code>streamfold --help</code> lists the commands. The documentation is in the folder
+<code>docs</code> of the sources.</p>
 </body>
 </html>
 """.encode()
@@ -52,12 +54,12 @@ _JSON: Final = (b"content-type", b"application/json")
 _NOT_KEPT: Final = (b"cache-control", b"no-store")
 _PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
-#: Streams that /v1/busiest-streams shows: as many as fit a screen beside the rest.
+#: Streams in /v1/busiest-streams: as many as fit on a screen beside the rest.
 _BUSIEST_MAX: Final = 10
 
 
 def add_front_page(router: Router, *, console: bool) -> None:
-    """Answer `GET /`: send browsers to the console if there is one, and others the page."""
+    """Answer `GET /` with a redirect to the console, if there is one, or with the front page."""
     for method in ("GET", "HEAD"):
         router.add(method, "/", PUBLIC, _redirect_browser if console else _show)
 
@@ -83,13 +85,15 @@ class OpsEndpoints:
         drain_gate: DrainGate,
         instruments: Sequence[Collector],
         access: Access,
+        lease: LeaseKeeper | None = None,
         *,
         open_metrics: bool,
     ) -> None:
-        """With `open_metrics`, /metrics needs no right; it names no streams."""
+        """With `open_metrics`, /metrics, which names no streams, needs no right."""
         self._store = store
         self._gate = drain_gate
         self._access = access
+        self._lease = lease
         self._open_metrics = open_metrics
         self._registry = CollectorRegistry()
         for collector in (*instruments, PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
@@ -100,19 +104,19 @@ class OpsEndpoints:
             router.add(method, "/health", PUBLIC, self.health)
             router.add(method, "/ping", PUBLIC, self.health)
             router.add(method, "/ready", PUBLIC, self.ready)
-        needs = PUBLIC if self._open_metrics else Operation.ACCOUNT_METRICS
+        needs = PUBLIC if self._open_metrics else Right.ACCOUNT_METRICS
         router.add("GET", "/metrics", needs, self.metrics)
-        # Below /v1, which cannot be a bucket of Durable Streams.
-        router.add("GET", "/v1/busiest-streams", Operation.STREAM_METRICS, self.busiest)
-        router.add("GET", "/v1/damage", Operation.ACCOUNT_METRICS, self.damage)
+        # Below /v1, which cannot be a Durable Streams bucket.
+        router.add("GET", "/v1/busiest-streams", Right.STREAM_METRICS, self.busiest)
+        router.add("GET", "/v1/damage", Right.ACCOUNT_METRICS, self.damage)
 
     async def health(self, request: Request) -> None:
-        """Answer whether the process works and its storage responds."""
+        """Report whether the process works and its storage responds."""
         await self._respond_health(request, (_TEXT,), b"OK")
 
     async def _respond_health(self, request: Request, headers: Headers, body: bytes) -> None:
         try:
-            # Damaged storage responds, too.
+            # Damaged storage responds too.
             with suppress(DataCorruptError):
                 await self._store.list_basins(limit=1)
         except StreamfoldError as error:
@@ -121,16 +125,19 @@ class OpsEndpoints:
             await request.respond(200, headers, body)
 
     async def ready(self, request: Request) -> None:
-        """Answer whether the server takes new work: not while it drains, nor when storage is full.
+        """Report whether the server accepts work.
 
-        A server whose storage is damaged serves what is whole: 200, with a body that says so.
+        It does not while it drains, when storage is full, or when another server may be active. With
+        damaged storage it serves what is intact and answers 200 with a body that says so.
         """
         if self._gate.draining.is_set():
             await request.respond(503, (_TEXT,), b"draining\n")
             return
         try:
+            if self._lease is not None:
+                self._lease.check()
             self._store.space.check()
-        except StorageFullError as error:
+        except (StorageFullError, NotActiveError) as error:
             await request.respond(503, (_TEXT,), f"{error.message}\n".encode())
         else:
             summary = self._store.damage.summary
@@ -142,18 +149,18 @@ class OpsEndpoints:
 
     async def metrics(self, request: Request) -> None:
         if not self._open_metrics:
-            await self._access.allow(request, Operation.ACCOUNT_METRICS)
+            await self._access.allow(request, Right.ACCOUNT_METRICS)
         await request.respond(200, (_PROMETHEUS,), generate_latest(self._registry))
 
     async def damage(self, request: Request) -> None:
-        """Answer which streams and records cannot be read, and which files are damaged."""
-        grant = await self._access.allow(request, Operation.ACCOUNT_METRICS)
+        """List unreadable streams and records, and damaged files."""
+        grant = await self._access.allow(request, Right.ACCOUNT_METRICS)
         report = self._store.damage
         shown: list[dict[str, object]] = []
         for place in report.places:
             entry: dict[str, object] = {"effect": place.effect, "file": place.file}
             if place.ref is not None:
-                name = grant.visible_stream_name(Operation.STREAM_METRICS, *place.ref)
+                name = grant.visible_stream_name(Right.STREAM_METRICS, *place.ref)
                 if name is None:
                     continue
                 effect = hide_prefix(place.effect, grant.stream_prefix)
@@ -173,11 +180,11 @@ class OpsEndpoints:
         await request.respond(200, (_JSON, _NOT_KEPT), msgspec.json.encode(answer))
 
     async def busiest(self, request: Request) -> None:
-        """Answer which streams got the most bytes in the last seconds, of those the caller may see."""
-        grant = await self._access.allow_some(request, Operation.STREAM_METRICS)
+        """List the streams that recently got the most bytes, of those that the caller may see."""
+        grant = await self._access.allow_some(request, Right.STREAM_METRICS)
 
         def name_of(ref: StreamRef) -> str | None:
-            return grant.visible_stream_name(Operation.STREAM_METRICS, *ref)
+            return grant.visible_stream_name(Right.STREAM_METRICS, *ref)
 
         seconds, streams = self._store.usage.busy.busiest(
             _BUSIEST_MAX, lambda ref: name_of(ref) is not None

@@ -1,4 +1,4 @@
-"""Snapshots, retention, and bootstrap: the newest snapshot with everything that came after it."""
+"""Snapshots, retention, and bootstrap: the newest snapshot with all later records."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from streamfold.server.http.bodies import NO_STORE, answer_json, limited_chunks
 from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import LIST_ROOM, Request
-from streamfold.server.http.response_stream import PIECE
 from streamfold.server.live_reads import ReaderFairness
+from streamfold.store.append_queues import APPEND_BYTES_MAX
 from streamfold.store.catalog.snapshots import READ_PIECE, Publication, Snapshot
 from streamfold.store.catalog.staged_parts import PART_BYTES_MAX, SNAPSHOT_BYTES_MAX
-from streamfold.store.durable_streams import APPEND_BYTES_MAX
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import StreamStore
+from streamfold.store.stream_handle import SnapshotHandle
 from streamfold.wire.durable_streams import responses, snapshot_parts
 from streamfold.wire.durable_streams.content import is_json, parse_stream_type
 from streamfold.wire.durable_streams.headers import (
@@ -47,27 +47,27 @@ from streamfold.wire.durable_streams.snapshot_parts import (
 )
 from streamfold.wire.text import parse_parameters
 
-#: Bytes of a snapshot in one request.
+#: Maximum bytes of a snapshot in one request.
 SNAPSHOT_MAX: Final = PART_BYTES_MAX
-#: Headers of a `HEAD`: how large requests and snapshots may be.
+#: `HEAD` response headers with the size limits of requests and snapshots.
 PART_LIMITS: Final = (
     (snapshot_parts.REQUEST_BYTES_MAX, str(APPEND_BYTES_MAX).encode()),
     (snapshot_parts.SNAPSHOT_BYTES_MAX, str(SNAPSHOT_BYTES_MAX).encode()),
 )
-#: Bytes of updates that a bootstrap brings with its snapshot; the rest comes by ordinary reads.
+#: Maximum bytes of updates in a bootstrap. Ordinary reads return the rest.
 BOOTSTRAP_BYTES: Final = 8 << 20
-#: Bytes that a bootstrap holds: updates, as they were read and as parts, and a piece of the snapshot.
+#: Bytes held for a bootstrap: updates as read and as parts, and a piece of the snapshot.
 _BOOTSTRAP_ROOM: Final = 4 * BOOTSTRAP_BYTES
 _MATCH: Final = "stream-snapshot-match"
 _IN_PARTS: Final = f", or send it in parts, up to {SNAPSHOT_BYTES_MAX}"
 
 
 class SnapshotItem(msgspec.Struct, frozen=True):
-    """A snapshot in a list."""
+    """An entry in the snapshot list."""
 
     offset: str
     snapshot_content_type: str
-    #: The same value under the name of the header.
+    #: The same value under the header's name.
     content_type: str
     digest: str
     size_bytes: int
@@ -76,13 +76,13 @@ class SnapshotItem(msgspec.Struct, frozen=True):
 
 
 class SnapshotRequest(NamedTuple):
-    """What a request for snapshots is about, whichever face it came through."""
+    """The target of a snapshot request through either face."""
 
     basin: BasinName
     stream: StreamName
-    #: The path of the stream itself, as the client wrote it.
+    #: The stream's path as sent by the client.
     path: str
-    #: The position in the path, decoded; None if the path has none.
+    #: The decoded position in the path, or None.
     position: str | None
     key: SealingKey | None
 
@@ -94,22 +94,22 @@ class SnapshotRequest(NamedTuple):
 
 
 class UpdateParts(NamedTuple):
-    """Updates as parts of a bootstrap: their content type and bytes, and where they end."""
+    """Updates in a bootstrap: content type, bodies and end position."""
 
     content_type: str
     bodies: list[bytes]
-    #: None without a single whole update.
+    #: None if there is no whole update.
     end: int | None
 
 
 SnapshotHandler: TypeAlias = Callable[[Request, SnapshotRequest], Awaitable[None]]
 
-#: Makes parts from a request, the status of the stream, and the batches that were read.
+#: Converts a request, the stream's status and its batches to parts.
 Presentation: TypeAlias = Callable[[Request, StreamStatus, Sequence[ReadBatch]], UpdateParts]
 
 
-class Snapshots:
-    """Handlers of a stream's sub-resources; `show` formats positions, `present` encodes updates."""
+class SnapshotHandlers:
+    """Handlers of snapshot resources. `show` formats positions, `present` encodes updates."""
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class Snapshots:
         self._show = show
         self._present = present
 
-    async def publish(self, request: Request, wanted: SnapshotRequest) -> None:
-        """Publish the snapshot in the body, or the parts that it lists."""
+    async def publish(self, request: Request, address: SnapshotRequest) -> None:
+        """Publish the snapshot in the body, or made of the parts listed there."""
         commit = parse_parts_commit(request.header)
-        seq_num = wanted.seq_num
+        seq_num = address.seq_num
         content_type = parse_stream_type(request.header("content-type")) or OCTETS
-        status = await self._store.durable.status(wanted.basin, wanted.stream)
+        status = await self._store.stream(address.basin, address.stream).status()
         digest = SnapshotDigest(content_type)
 
         def make(pieces: AsyncIterator[bytes], size: int | None) -> Publication:
@@ -137,7 +137,7 @@ class Snapshots:
                 digest,
                 request.header(_MATCH),
                 not is_json(status.traits.content_type),
-                wanted.key,
+                address.key,
                 parse_trim_on_snapshot(request.header),
                 size,
             )
@@ -146,24 +146,26 @@ class Snapshots:
             if commit is None:
                 body = limited_chunks(request, SNAPSHOT_MAX, _IN_PARTS)
                 new = make(body, request.declared_size)
-                snapshot = await self._store.durable.publish(wanted.basin, wanted.stream, new)
+                snapshot = await self._store.stream(
+                    address.basin, address.stream
+                ).snapshots.publish(new)
             else:
-                snapshot = await self._publish_parts(request, wanted, commit, make)
+                snapshot = await self._publish_parts(request, address, commit, make)
         except SnapshotConflictError:
-            await self._name_newest(request, wanted)
+            await self._name_newest(request, address)
             raise
         await request.respond(204, self._headers(snapshot))
 
-    async def _name_newest(self, request: Request, wanted: SnapshotRequest) -> None:
-        """Have a refusal name the snapshot that is at the position of the refused one, or later."""
-        newest = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
-        if newest is not None and newest.seq_num >= wanted.seq_num:
+    async def _name_newest(self, request: Request, address: SnapshotRequest) -> None:
+        """Add the headers of a newer snapshot, or one at the same position, to a rejection."""
+        newest = await self._store.stream(address.basin, address.stream).snapshots.find(None)
+        if newest is not None and newest.seq_num >= address.seq_num:
             request.added_headers = (*request.added_headers, *self._headers(newest))
 
     async def _publish_parts(
         self,
         request: Request,
-        wanted: SnapshotRequest,
+        address: SnapshotRequest,
         commit: PartsCommit,
         make: Callable[[AsyncIterator[bytes], int], Publication],
     ) -> Snapshot:
@@ -171,48 +173,47 @@ class Snapshots:
         if body is None:
             raise InvalidError(f"the list of parts has more than {MANIFEST_MAX} bytes")
         part_ids = parse_manifest(body, commit.parts)
-        durable, basin, stream = self._store.durable, wanted.basin, wanted.stream
+        snapshots = self._store.stream(address.basin, address.stream).snapshots
         repeated = make(_no_pieces(), 0)
-        snapshot = await durable.published(basin, stream, repeated, commit.digest)
+        snapshot = await snapshots.published(repeated, commit.digest)
         if snapshot is not None:
             return snapshot  # it was published before, and its parts are gone
-        return await durable.publish_parts(basin, stream, part_ids, make)
+        return await snapshots.publish_parts(part_ids, make)
 
-    async def stage_part(self, request: Request, wanted: SnapshotRequest) -> None:
-        """Store the body as a part of a snapshot; the position is checked when it is published."""
-        wanted.seq_num  # noqa: B018 - raises if it is missing or malformed
+    async def stage_part(self, request: Request, address: SnapshotRequest) -> None:
+        """Store the body as a snapshot part. The position is checked on publication."""
+        address.seq_num  # noqa: B018 - raises if it is missing or malformed
         body = limited_chunks(request, PART_BYTES_MAX)
-        part = await self._store.durable.stage_part(
-            wanted.basin, wanted.stream, body, request.declared_size
+        part = await self._store.stream(address.basin, address.stream).snapshots.stage_part(
+            body, request.declared_size
         )
         await request.respond(201, ((snapshot_parts.PART, part.encode()), NO_STORE))
 
-    async def list_parts(self, request: Request, wanted: SnapshotRequest) -> None:
+    async def list_parts(self, request: Request, address: SnapshotRequest) -> None:
         await request.reserve_answer(LIST_ROOM)
-        parts = await self._store.durable.staged_parts(wanted.basin, wanted.stream)
+        parts = await self._store.stream(address.basin, address.stream).snapshots.staged_parts()
         await answer_json(request, {"parts": [part._asdict() for part in parts]})
 
-    async def discard_parts(self, request: Request, wanted: SnapshotRequest) -> None:
-        if wanted.position is not None:
+    async def discard_parts(self, request: Request, address: SnapshotRequest) -> None:
+        if address.position is not None:
             raise InvalidError("parts are discarded all together: DELETE .../snapshot/parts")
-        await self._store.durable.discard_parts(wanted.basin, wanted.stream)
+        await self._store.stream(address.basin, address.stream).snapshots.discard_parts()
         await request.respond(204)
 
-    async def newest(self, request: Request, wanted: SnapshotRequest) -> None:
-        """Redirect to the newest snapshot, whose own address always returns the same bytes."""
-        snapshot = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
+    async def newest(self, request: Request, address: SnapshotRequest) -> None:
+        """Redirect to the newest snapshot, whose address always returns the same bytes."""
+        snapshot = await self._store.stream(address.basin, address.stream).snapshots.find(None)
         if snapshot is None:
-            raise SnapshotNotFoundError(f"stream {wanted.stream!r} has no snapshot: publish one")
-        where = request.url_of(f"{wanted.path}/snapshot/{self._show(snapshot.seq_num)}")
+            raise SnapshotNotFoundError(f"stream {address.stream!r} has no snapshot: publish one")
+        where = request.url_of(f"{address.path}/snapshot/{self._show(snapshot.seq_num)}")
         headers = [(b"location", where.encode()), NO_STORE, *self._headers(snapshot)]
         await request.respond(307, headers)
 
-    async def read(self, request: Request, wanted: SnapshotRequest) -> None:
-        durable, seq_num = self._store.durable, wanted.seq_num
-        snapshot = await durable.snapshot(wanted.basin, wanted.stream, seq_num)
-        status = await durable.status(wanted.basin, wanted.stream)
+    async def read(self, request: Request, address: SnapshotRequest) -> None:
+        handle, seq_num = self._store.stream(address.basin, address.stream), address.seq_num
+        snapshot, status = await handle.snapshots.find(seq_num), await handle.status()
         if snapshot is None:
-            raise SnapshotNotFoundError(f"stream {wanted.stream!r} has no snapshot at {seq_num}")
+            raise SnapshotNotFoundError(f"stream {address.stream!r} has no snapshot at {seq_num}")
         headers = [
             (b"content-type", snapshot.content_type.encode()),
             (b"content-length", str(snapshot.size).encode()),
@@ -222,8 +223,8 @@ class Snapshots:
             *([UP_TO_DATE] if snapshot.seq_num == status.tail else []),
         ]
         await request.reserve_answer(3 * READ_PIECE)
-        async with aclosing(self._pieces(snapshot)) as pieces:
-            # Before the head: a snapshot that is being collected is missing, not broken off.
+        async with aclosing(self._pieces(handle.snapshots, snapshot)) as pieces:
+            # Read before the head is sent, so that a snapshot being collected is a 404, not cut off.
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
             request.ignore_body()
@@ -232,9 +233,9 @@ class Snapshots:
                 await stream.send(piece)
         await stream.close()
 
-    async def list(self, request: Request, wanted: SnapshotRequest) -> None:
+    async def list(self, request: Request, address: SnapshotRequest) -> None:
         await request.reserve_answer(LIST_ROOM)
-        found = await self._store.durable.snapshots(wanted.basin, wanted.stream)
+        snapshots = await self._store.stream(address.basin, address.stream).snapshots.all()
         items = [
             SnapshotItem(
                 self._show(s.seq_num),
@@ -244,44 +245,41 @@ class Snapshots:
                 s.size,
                 s.created_at,
             )
-            for s in reversed(found)
+            for s in reversed(snapshots)
         ]
         await answer_json(request, {"snapshots": items})
 
-    async def refuse_deletion(self, request: Request, wanted: SnapshotRequest) -> None:
-        """Refuse: the newest snapshot cannot be deleted, and the server removes older ones."""
-        seq_num = wanted.seq_num
-        newest = await self._store.durable.snapshot(wanted.basin, wanted.stream, None)
+    async def refuse_deletion(self, request: Request, address: SnapshotRequest) -> None:
+        """Reject: the newest snapshot cannot be deleted, and the server removes older ones."""
+        seq_num = address.seq_num
+        newest = await self._store.stream(address.basin, address.stream).snapshots.find(None)
         if newest is None or newest.seq_num != seq_num:
             there = "none" if newest is None else f"the one at {newest.seq_num}"
             raise SnapshotNotFoundError(
                 f"no snapshot at {seq_num} can be deleted: the newest of stream "
-                f"{wanted.stream!r} is {there}, and the server removes older ones"
+                f"{address.stream!r} is {there}, and the server removes older ones"
             )
         raise SnapshotConflictError(
             f"the snapshot at {seq_num} is the newest and cannot be deleted: publish a newer one, and "
             "the server removes it"
         )
 
-    async def retain(self, request: Request, wanted: SnapshotRequest) -> None:
-        seq_num, durable = wanted.seq_num, self._store.durable
-        status = await durable.status(wanted.basin, wanted.stream)
+    async def retain(self, request: Request, address: SnapshotRequest) -> None:
+        seq_num, handle = address.seq_num, self._store.stream(address.basin, address.stream)
+        status = await handle.status()
         whole = not is_json(status.traits.content_type)
-        await durable.retain(
-            wanted.basin, wanted.stream, seq_num, whole_appends=whole, key=wanted.key
-        )
-        kept = (b"stream-retained-offset", self._show(seq_num).encode())
-        await request.respond(204, (kept,))
+        await handle.snapshots.retain(seq_num, whole_appends=whole, key=address.key)
+        retained = (b"stream-retained-offset", self._show(seq_num).encode())
+        await request.respond(204, (retained,))
 
-    async def bootstrap(self, request: Request, wanted: SnapshotRequest) -> None:
+    async def bootstrap(self, request: Request, address: SnapshotRequest) -> None:
         if "live" in parse_parameters(request.query):
             raise InvalidError("a bootstrap is not live: read on from its Stream-Next-Offset")
-        durable = self._store.durable
-        snapshot = await durable.snapshot(wanted.basin, wanted.stream, None)
-        status = await durable.status(wanted.basin, wanted.stream)
+        handle = self._store.stream(address.basin, address.stream)
+        snapshot, status = await handle.snapshots.find(None), await handle.status()
         start = status.first if snapshot is None else snapshot.seq_num
         await request.reserve_answer(_BOOTSTRAP_ROOM)
-        parts, end, closed = await self._updates(request, wanted, start)
+        parts, end, closed = await self._updates(request, address, start)
         separator = responses.boundary(os.urandom(responses.BOUNDARY_RANDOM_MIN))
         updates = await request.offload(_multipart, parts, separator)
         del parts
@@ -299,7 +297,7 @@ class Snapshots:
             headers.append(UP_TO_DATE)
         if closed:
             headers.append(STREAM_CLOSED)
-        async with aclosing(self._pieces(snapshot)) as pieces:
+        async with aclosing(self._pieces(handle.snapshots, snapshot)) as pieces:
             first = await anext(pieces, b"")
             stream = await request.open(200, headers)
             request.ignore_body()
@@ -311,12 +309,14 @@ class Snapshots:
             await stream.send(piece)
         await stream.close()
 
-    async def _pieces(self, snapshot: Snapshot | None) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a snapshot; the last ones only if all are those that were published."""
+    async def _pieces(
+        self, snapshots: SnapshotHandle, snapshot: Snapshot | None
+    ) -> AsyncGenerator[bytes]:
+        """Yield a snapshot's bytes. Withholds the last piece unless the digest matches."""
         if snapshot is None:
             return
         digest, last = SnapshotDigest(snapshot.content_type), b""
-        async with aclosing(self._store.durable.snapshot_pieces(snapshot)) as pieces:
+        async with aclosing(snapshots.pieces(snapshot)) as pieces:
             async for piece in pieces:
                 if last:
                     yield last
@@ -333,13 +333,13 @@ class Snapshots:
     async def _updates(
         self,
         request: Request,
-        wanted: SnapshotRequest,
+        address: SnapshotRequest,
         start: int,
     ) -> tuple[UpdateParts, int, bool | None]:
-        """Whole updates from `start` on, where they end, and if that is the tail, whether closed."""
+        """Return whole updates from `start`, their end and, at the tail, whether it is closed."""
         batches, fresh, size, pace = [], [], 0, ReaderFairness()
-        async with self._store.durable.reading(
-            wanted.basin, wanted.stream, start, wanted.key
+        async with self._store.stream(address.basin, address.stream).reading(
+            start, address.key
         ) as reading:
             while batch := await reading.read():
                 batches.append(batch)
@@ -348,18 +348,18 @@ class Snapshots:
                 await pace.after(batch)
                 if size < BOOTSTRAP_BYTES:
                     continue
-                # Only new batches are searched for an end, so that a long append costs its size once.
+                # Search only new batches for an end, so that a long append is read once.
                 ends = await self._presented(request, reading.status, fresh)
                 fresh = []
                 if ends.end is not None:
-                    found = await self._presented(request, reading.status, batches)
-                    if found.end is not None and found.end < reading.status.tail:
-                        return found, found.end, None
+                    updates = await self._presented(request, reading.status, batches)
+                    if updates.end is not None and updates.end < reading.status.tail:
+                        return updates, updates.end, None
                 elif size > BOOTSTRAP_BYTES + APPEND_BYTES_MAX:
-                    # No append is that long: its marks were forged. Reads return it in pieces.
+                    # No append is that long, so its marks were forged. Reads return it in pieces.
                     return UpdateParts(ends.content_type, [], None), start, None
-            found = await self._presented(request, reading.status, batches)
-            return found, reading.seq_num, reading.closed
+            updates = await self._presented(request, reading.status, batches)
+            return updates, reading.seq_num, reading.closed
 
     async def _presented(
         self, request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
@@ -384,7 +384,7 @@ async def _no_pieces() -> AsyncIterator[bytes]:
 async def _verified(
     pieces: AsyncIterator[bytes], digest: SnapshotDigest, expected: str
 ) -> AsyncIterator[bytes]:
-    """The pieces, all of which `digest` has taken in when this ends; InvalidError if it differs."""
+    """Yield the pieces. Raises InvalidError at the end if `digest` differs."""
     async for piece in pieces:
         yield piece
     if digest.hexdigest() != expected:
@@ -394,14 +394,18 @@ async def _verified(
         )
 
 
+#: Bytes of small parts gathered before they are sent.
+_SENT_FROM: Final = 64 << 10
+
+
 def _multipart(parts: UpdateParts, separator: str) -> Sequence[bytes]:
-    """All parts after the first, and the closing boundary, gathered into pieces worth sending."""
+    """Return all parts after the first and the closing boundary, in larger pieces."""
     pieces, gathered, size = [], [b""], 0
     head = responses.PART_END + responses.part_head(separator, parts.content_type)
     for body in parts.bodies:
         gathered += (head, body)
         size += len(head) + len(body)
-        if size >= PIECE:
+        if size >= _SENT_FROM:
             pieces.append(b"".join(gathered))
             gathered, size = [], 0
     gathered += (responses.PART_END, responses.closing(separator))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from streamfold.errors import DataCorruptError
 from streamfold.server.durable_streams.subscriptions.storage import check_document
@@ -15,7 +14,6 @@ async def check_store(
     store: str,
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    environment: Mapping[str, str] = os.environ,
 ) -> CheckReport:
     """Read everything in the store at `store`, a URL or a folder, and report what is wrong.
 
@@ -27,7 +25,6 @@ async def check_store(
         new_snapshot_hash=SnapshotDigest,
         check_document=_fault_of,
         progress=progress,
-        environment=environment,
     )
 
 

@@ -1,4 +1,4 @@
-"""Parses the URL paths of Durable Streams into a stream and a sub-resource."""
+"""Parses Durable Streams URL paths into a stream and a sub-resource."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from streamfold.model.names import BasinName, StreamName, parse_bucket_name, par
 from streamfold.server.http.router import memoize_short
 from streamfold.wire.text import SHOWN, ascii_url, decode_segment
 
-#: Streams below this path belong to the default basin, and may have slashes in their names.
+#: Streams below this path belong to the default basin, and their names may contain slashes.
 ROOT: Final = "/v1/stream/"
-#: First segment below ROOT that no stream can have.
+#: A first segment below ROOT that no stream can have.
 CONTROL: Final = "__ds"
-#: Top-level names that the server uses itself; each would otherwise be a valid bucket name.
+#: Top-level names that the server uses itself. Each would otherwise be a valid bucket name.
 RESERVED_BUCKETS: Final = frozenset(("health", "ping", "ready", "metrics", "console", "snapshots"))
 
 
 class SubResource(enum.StrEnum):
-    """A sub-resource of a stream; no stream can end with one of these names."""
+    """A stream's sub-resource. No stream name can end with one of these names."""
 
     SNAPSHOT = "snapshot"
     SNAPSHOTS = "snapshots"
     RETENTION = "retention"
     BOOTSTRAP = "bootstrap"
-    #: Of snapshots that are sent in parts; its path is `snapshot/{position}/parts`, or without one.
+    #: Parts of snapshots. The path is `snapshot/{position}/parts`, or without the position.
     PARTS = "snapshot/parts"
 
 
 _PARTS: Final = frozenset(SubResource)
-#: The last segment of the path of parts.
+#: Last segment of a parts path.
 _STAGED: Final = "parts"
-#: Below a bucket: the list of its streams.
+#: Segment after a bucket that names the list of its streams.
 _LIST: Final = "streams"
 #: Sub-resources that a position may follow.
 POSITIONED: Final = frozenset((SubResource.SNAPSHOT, SubResource.RETENTION))
 
 
 class StreamPath(NamedTuple):
-    """A stream, and its sub-resource and position if the path has them."""
+    """A stream, with its sub-resource and position if the path has them."""
 
     basin: BasinName
     stream: StreamName
-    #: The path of the stream itself, as the client wrote it.
+    #: The stream's own path, as the client wrote it.
     path: str
     part: SubResource | None = None
     position: str | None = None
@@ -52,7 +52,7 @@ class StreamPath(NamedTuple):
 
 @memoize_short
 def parse_stream_path(path_and_basin: tuple[str, BasinName]) -> StreamPath | None:
-    """The stream path that a raw path spells; None if it cannot name a stream.
+    """Parse a raw path. Returns None if it cannot name a stream.
 
     Paths below `ROOT` are in the given basin.
     """
@@ -74,7 +74,7 @@ def parse_stream_path(path_and_basin: tuple[str, BasinName]) -> StreamPath | Non
 
 
 def parse_bucket(raw_path: str) -> tuple[BasinName, bool] | None:
-    """The bucket that a raw path names, and whether it names the list of its streams."""
+    """Return the bucket in a raw path, and whether the path names the list of its streams."""
     segments = raw_path.split("/")[1:]
     listed = segments[1:] == [_LIST]
     if not segments[0] or segments[0] == "v1" or (len(segments) > 1 and not listed):
@@ -83,7 +83,7 @@ def parse_bucket(raw_path: str) -> tuple[BasinName, bool] | None:
 
 
 def suggest_path(raw_path: str) -> str | None:
-    """The path of the stream whose name was written with slashes below a bucket; None if it was not."""
+    """Suggest the path of a stream whose name was written with slashes below a bucket, or None."""
     segments, part, position = _split_part(raw_path.split("/")[1:])
     if len(segments) < 3 or not all(segments):
         return None

@@ -1,4 +1,4 @@
-"""Errors as Durable Streams clients get them, and headers of answers."""
+"""Errors as Durable Streams clients see them, and response headers."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2.errors import WireError, describe_failure, shown_message
 from streamfold.wire.text import ascii_url
 
-#: On every answer: pages that may use the server may also embed what a stream holds.
+#: Sent with every response: a page that may use the server may also embed a stream's content.
 RESOURCE_POLICY: Final = (b"cross-origin-resource-policy", b"cross-origin")
-#: On every answer: a stream may be called text/html, and a browser that opens it must run nothing of
-#: it in the name of this server, whose console keeps a token there.
+#: Sent with every response. A stream may have type text/html, and a browser that opens it must not
+#: run its content under this server's origin, where the console keeps a token.
 SANDBOX: Final = (b"content-security-policy", b"sandbox; default-src 'none'")
 
 
@@ -45,7 +45,7 @@ def offset_header(seq_num: int) -> tuple[bytes, bytes]:
 
 
 async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
-    """Answer a request whose method its path does not allow."""
+    """Respond to a request whose method its path does not allow."""
     listed = ", ".join(("OPTIONS", *sorted(allowed)))
     message = f"{request.method[:20]} is not possible here, only {listed}"
     problem = {"code": "method_not_allowed", "message": message}
@@ -53,7 +53,7 @@ async def refuse_method(request: Request, allowed: Iterable[str]) -> None:
 
 
 async def write_problem(request: Request, error: Exception, *, path: str) -> None:
-    """Answer a request for the stream at `path` that failed before its response began."""
+    """Respond to a request for the stream at `path` that failed before its response began."""
     problem: object
     status = _status(error, request.method)
     if isinstance(error, StreamfoldError) and status is not None:
@@ -66,7 +66,7 @@ async def write_problem(request: Request, error: Exception, *, path: str) -> Non
 
 
 def _status(error: Exception, method: str) -> int | None:
-    """The status for an error; None if it is the same on all faces."""
+    """Return the status for an error, or None if it is the same on all faces."""
     match error:
         case WireError():
             return None
@@ -99,7 +99,7 @@ _CONFLICTS: Final = ("resource_already_exists", "snapshot_conflict", "basin_dele
 
 
 def _details(error: Exception, path: str) -> Headers:
-    """Headers that let the client recover."""
+    """Return headers that let the client recover."""
     match error:
         case PositionTrimmedError():
             bootstrap = f'<{ascii_url(path)}/bootstrap>; rel="bootstrap"'.encode()

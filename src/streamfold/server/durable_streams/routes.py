@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from streamfold.model import grants
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName
 from streamfold.server.auth import Access
 from streamfold.server.durable_streams import problems
 from streamfold.server.durable_streams.content import whole_updates
+from streamfold.server.durable_streams.events import Events
 from streamfold.server.durable_streams.paths import (
     CONTROL,
     POSITIONED,
@@ -21,7 +22,7 @@ from streamfold.server.durable_streams.paths import (
     parse_bucket,
     parse_stream_path,
 )
-from streamfold.server.durable_streams.reads import BeyondTailError, Events, Reads, parse_query
+from streamfold.server.durable_streams.reads import BeyondTailError, Reads, parse_query
 from streamfold.server.durable_streams.streams import (
     BUCKET_NEEDS,
     Buckets,
@@ -35,39 +36,39 @@ from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.problems import ClientHangupError, answer_problem, drop_traceback
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Route
-from streamfold.server.snapshots import SnapshotHandler, SnapshotRequest, Snapshots
+from streamfold.server.snapshots import SnapshotHandler, SnapshotHandlers, SnapshotRequest
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2 import headers as s2_headers
 
-#: All routes of subscriptions are below this path.
+#: All subscription routes are below this path.
 _CONTROLS = f"{ROOT}{CONTROL}/"
-#: The right that a request for a stream, or a sub-resource of one, needs, by method.
+#: Right required for a request on a stream or one of its sub-resources, by method.
 _NEEDED = {
-    (None, "PUT"): Operation.CREATE_STREAM,
-    (None, "POST"): Operation.APPEND,
-    (None, "GET"): Operation.READ,
-    (None, "HEAD"): Operation.CHECK_TAIL,
-    (None, "DELETE"): Operation.DELETE_STREAM,
-    (SubResource.SNAPSHOT, "PUT"): Operation.APPEND,
-    (SubResource.SNAPSHOT, "GET"): Operation.READ,
-    (SubResource.SNAPSHOT, "DELETE"): Operation.TRIM,
-    (SubResource.SNAPSHOTS, "GET"): Operation.READ,
-    (SubResource.PARTS, "POST"): Operation.APPEND,
-    (SubResource.PARTS, "GET"): Operation.READ,
-    (SubResource.PARTS, "DELETE"): Operation.APPEND,
-    (SubResource.RETENTION, "PUT"): Operation.TRIM,
-    (SubResource.BOOTSTRAP, "GET"): Operation.READ,
+    (None, "PUT"): Right.CREATE_STREAM,
+    (None, "POST"): Right.APPEND,
+    (None, "GET"): Right.READ,
+    (None, "HEAD"): Right.CHECK_TAIL,
+    (None, "DELETE"): Right.DELETE_STREAM,
+    (SubResource.SNAPSHOT, "PUT"): Right.APPEND,
+    (SubResource.SNAPSHOT, "GET"): Right.READ,
+    (SubResource.SNAPSHOT, "DELETE"): Right.TRIM,
+    (SubResource.SNAPSHOTS, "GET"): Right.READ,
+    (SubResource.PARTS, "POST"): Right.APPEND,
+    (SubResource.PARTS, "GET"): Right.READ,
+    (SubResource.PARTS, "DELETE"): Right.APPEND,
+    (SubResource.RETENTION, "PUT"): Right.TRIM,
+    (SubResource.BOOTSTRAP, "GET"): Right.READ,
 }
 
 
 def _list_routes() -> Iterator[Route]:
-    """Every route to buckets and streams."""
+    """Yield every bucket and stream route."""
     for method, needed in BUCKET_NEEDS.items():
         yield Route(method, "/{}", needed)
-    yield Route("GET", "/{}/streams", Operation.LIST_STREAMS)
+    yield Route("GET", "/{}/streams", Right.LIST_STREAMS)
     for (part, method), needed in _NEEDED.items():
         rest = "" if part is None else f"/{part}/{{}}" if part in POSITIONED else f"/{part}"
         if part is SubResource.PARTS and method == "POST":
@@ -77,7 +78,7 @@ def _list_routes() -> Iterator[Route]:
 
 
 class DurableStreamsFace:
-    """Answers every request that names a stream by its URL."""
+    """Serves every request that names a stream by its URL."""
 
     def __init__(
         self,
@@ -96,21 +97,21 @@ class DurableStreamsFace:
         self._streams = Streams(store)
         self._reads = Reads(store, drain_gate, long_poll, private=private)
         self._events = Events(store, drain_gate)
-        self._snapshots = Snapshots(store, format_offset, whole_updates)
+        self._snapshots = SnapshotHandlers(store, format_offset, whole_updates)
         self._buckets = Buckets(store, access)
         self._subscriptions = subscriptions
 
     @property
     def routes(self) -> Sequence[Route]:
-        """Every route, with the right that it needs."""
+        """Every route, with the right that it requires."""
         return (*_list_routes(), *self._subscriptions.routes)
 
     def serves(self, raw_path: str) -> bool:
-        """Whether a path that has no other route may name a stream or a bucket."""
+        """Return whether a path without a route of its own may name a stream or bucket."""
         return raw_path.startswith(ROOT) or not raw_path.startswith("/v1/")
 
     async def handle(self, request: Request) -> None:
-        """Answer a request, also if it fails before the response begins."""
+        """Respond to a request, even if it fails before its response begins."""
         request.added_headers = (
             *request.added_headers,
             problems.RESOURCE_POLICY,
@@ -140,10 +141,10 @@ class DurableStreamsFace:
             await answer_problem(request, error, partial(problems.write_problem, path=path))
 
     async def _handle_bucket(self, request: Request) -> None:
-        found = parse_bucket(request.raw_path)
-        if found is None:
+        bucket = parse_bucket(request.raw_path)
+        if bucket is None:
             raise missing(request.raw_path)
-        basin, listed = found
+        basin, listed = bucket
         if not listed:
             await self._buckets.handle(request, basin)
         elif request.method == "GET":
@@ -173,8 +174,8 @@ class DurableStreamsFace:
                 await self._streams.delete(request, stream_path)
             case part, _:
                 basin, stream, path, _, position = stream_path
-                wanted = SnapshotRequest(basin, stream, path, position, key)
-                await self._snapshot_handler(part, method, position)(request, wanted)
+                snapshot_request = SnapshotRequest(basin, stream, path, position, key)
+                await self._snapshot_handler(part, method, position)(request, snapshot_request)
 
     def _snapshot_handler(
         self, part: SubResource, method: str, position: str | None
@@ -199,26 +200,28 @@ class DurableStreamsFace:
         return self._snapshots.bootstrap
 
     async def _allowed(
-        self, request: Request, stream_path: StreamPath, needed: Operation
+        self, request: Request, stream_path: StreamPath, needed: Right
     ) -> tuple[StreamPath, StreamName | None, Grant]:
-        """The path with the stream's full name, the full name of a fork's source, and the grant."""
-        if self._access.open and needed is Operation.APPEND and stream_path.part is None:
+        """Check the caller's rights.
+
+        Returns the path with the stream's full name, the full name of a fork's source, and the
+        grant.
+        """
+        if self._access.open and needed is Right.APPEND and stream_path.part is None:
             return stream_path, None, grants.ROOT
         grant = await self._access.allow(request, needed, stream_path.basin, stream_path.stream)
         source = None
-        if needed is Operation.CREATE_STREAM and not await self._store.durable.has_basin(
-            stream_path.basin
-        ):
-            grant.require(Operation.CREATE_BASIN, stream_path.basin)
+        if needed is Right.CREATE_STREAM and not await self._store.has_basin(stream_path.basin):
+            grant.require(Right.CREATE_BASIN, stream_path.basin)
         named = request.header("stream-forked-from")
-        if needed is Operation.CREATE_STREAM and named is not None:
+        if needed is Right.CREATE_STREAM and named is not None:
             source = grant.full_stream_name(source_of(named, stream_path.basin))
-            grant.require(Operation.READ, stream_path.basin, source)
+            grant.require(Right.READ, stream_path.basin, source)
         if grant.stream_prefix:
             stream_path = stream_path._replace(stream=grant.full_stream_name(stream_path.stream))
-        publishing = stream_path.part is SubResource.SNAPSHOT and needed is Operation.APPEND
+        publishing = stream_path.part is SubResource.SNAPSHOT and needed is Right.APPEND
         if publishing and parse_trim_on_snapshot(request.header):
-            grant.require(Operation.TRIM, stream_path.basin, stream_path.stream)
+            grant.require(Right.TRIM, stream_path.basin, stream_path.stream)
         return stream_path, source, grant
 
     async def _read(
@@ -234,6 +237,6 @@ class DurableStreamsFace:
 
 
 def _key(request: Request) -> SealingKey | None:
-    given = request.header(s2_headers.ENCRYPTION_KEY)
-    key = s2_headers.parse_encryption_key(given) if given else None
+    key_text = request.header(s2_headers.ENCRYPTION_KEY)
+    key = s2_headers.parse_encryption_key(key_text) if key_text else None
     return None if key is None else SealingKey(key.reveal())

@@ -1,4 +1,4 @@
-"""Buckets: create, show, list, delete. Streams: create, append to, close, show, delete."""
+"""Buckets: create, show, list their streams. Streams: create, append to, close, show, delete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from streamfold.errors import InvalidError, NotFoundError, StreamClosedError, StreamNotFoundError
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.model.grants import Grant
 from streamfold.model.names import BasinName, StreamName, StreamRef, parse_stream_prefix
 from streamfold.model.resources import (
@@ -25,27 +25,24 @@ from streamfold.model.resources import (
 from streamfold.records.batch import RecordBatch
 from streamfold.server.auth import Access
 from streamfold.server.durable_streams import problems
-from streamfold.server.durable_streams.content import Body, is_light, read_body, to_batches
+from streamfold.server.durable_streams.content import ContentBody, is_light, read_body, to_batches
 from streamfold.server.durable_streams.paths import StreamPath, parse_stream_path, suggest_path
 from streamfold.server.http.bodies import NO_STORE, answer_json
-from streamfold.server.http.headers import Headers
-from streamfold.server.http.offload import ArrivalOrder, ArrivalTurn
+from streamfold.server.http.headers import Headers, text_of
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import memoize_short
 from streamfold.server.snapshots import PART_LIMITS
+from streamfold.store.append_queues import AppendOutcome
+from streamfold.store.catalog.creation import FirstContent, ForkSpec, NewStream, prepared
 from streamfold.store.catalog.listing import LIST_MAX
-from streamfold.store.durable_streams import (
-    Appended,
-    Content,
-    ForkSpec,
-    StreamSpec,
-    prepared,
-)
+from streamfold.store.log.admission import AppendRequest, Content
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams import responses
 from streamfold.wire.durable_streams.content import is_json
 from streamfold.wire.durable_streams.headers import (
+    APPEND_HEADERS,
+    CONTENT_TYPE,
     STREAM_CLOSED,
     AppendOptions,
     CreateOptions,
@@ -56,11 +53,13 @@ from streamfold.wire.durable_streams.headers import (
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.text import SHOWN, parse_parameters, parse_unsigned
 
-#: The right that a request for a bucket needs, by method.
+_CONTENT_TYPE: Final = CONTENT_TYPE.encode()
+_APPEND_OPTIONS: Final = frozenset(name.encode() for name in APPEND_HEADERS)
+#: Right required for a request on a bucket, by method.
 BUCKET_NEEDS: Final = {
-    "PUT": Operation.CREATE_BASIN,
-    "GET": Operation.GET_BASIN_CONFIG,
-    "HEAD": Operation.GET_BASIN_CONFIG,
+    "PUT": Right.CREATE_BASIN,
+    "GET": Right.GET_BASIN_CONFIG,
+    "HEAD": Right.GET_BASIN_CONFIG,
 }
 
 
@@ -79,29 +78,29 @@ class StreamList(msgspec.Struct, frozen=True):
 
 
 class Buckets:
-    """Handlers of requests for a bucket."""
+    """Handlers of bucket requests."""
 
     def __init__(self, store: StreamStore, access: Access) -> None:
         self._store = store
         self._access = access
 
     async def handle(self, request: Request, basin: BasinName) -> None:
-        """Answer a request for the bucket itself."""
+        """Respond to a request for the bucket itself."""
         needed = BUCKET_NEEDS.get(request.method)
         if needed is None:
             await problems.refuse_method(request, BUCKET_NEEDS)
             return
         await self._access.allow(request, needed, basin)
         if request.method == "PUT":
-            await self._store.durable.ensure_basin(basin)
+            await self._store.open_basin(basin)
             await request.respond(201)
         else:
             await self._store.basin_config(basin)
             await answer_json(request, {"bucket_id": basin})
 
     async def list(self, request: Request, basin: BasinName) -> None:
-        """Answer with one page of the streams of a bucket, in byte order of their names."""
-        grant = await self._access.allow(request, Operation.LIST_STREAMS, basin)
+        """Respond with one page of a bucket's streams, in byte order of their names."""
+        grant = await self._access.allow(request, Right.LIST_STREAMS, basin)
         query = parse_parameters(request.query)
         prefix = parse_stream_prefix(query.get("prefix", [""])[-1])
         after = parse_stream_prefix(query.get("after", [""])[-1])
@@ -112,8 +111,8 @@ class Buckets:
             page = grant.show_streams(await self._store.list_streams(basin, **seen._asdict()))
         streams = [StreamItem(item.name, item.created_at) for item in page.items]
         last = streams[-1].stream_id if streams and page.has_more else None
-        found = StreamList(basin, prefix, len(streams), streams, last, page.has_more)
-        await answer_json(request, found)
+        listing = StreamList(basin, prefix, len(streams), streams, last, page.has_more)
+        await answer_json(request, listing)
 
 
 class NothingThereError(NotFoundError):
@@ -123,7 +122,7 @@ class NothingThereError(NotFoundError):
 
 
 def missing(raw_path: str) -> NothingThereError:
-    """The error for a path that names nothing; it suggests the path of the stream that was meant."""
+    """Build the error for a path that names nothing. Suggests a path if slashes need escaping."""
     meant = suggest_path(raw_path)
     return NothingThereError(
         f"path {raw_path[:200]!r} names nothing: "
@@ -143,11 +142,10 @@ def _limit(text: str) -> int:
 
 
 class Streams:
-    """Handlers of requests for a stream."""
+    """Handlers of stream requests."""
 
     def __init__(self, store: StreamStore) -> None:
         self._store = store
-        self._order = ArrivalOrder()
 
     async def create(
         self,
@@ -157,25 +155,25 @@ class Streams:
         key: SealingKey | None,
         grant: Grant,
     ) -> None:
-        """Create a stream; `source` is the full name of the stream that it forks.
+        """Create a stream. `source` is the full name of the stream that it forks.
 
-        First content, and a stream that is closed from the start, need the right to append as well.
+        Initial content, or creating the stream closed, requires the right to append as well.
         """
         options = parse_create(request.header)
         ref = StreamRef(stream_path.basin, stream_path.stream)
         if request.declared_size or options.closed:
-            grant.require(Operation.APPEND, *ref)
+            grant.require(Right.APPEND, *ref)
         body = await read_body(request)
         if body.size:
-            grant.require(Operation.APPEND, *ref)
-        content: Content = partial(_batches, request, body, None, allow_empty=True)
-        if source is None and not await self._store.durable.has_basin(stream_path.basin):
-            # A creation that is refused leaves nothing behind, not even its bucket.
+            grant.require(Right.APPEND, *ref)
+        content: FirstContent = partial(_first_records, request, body)
+        if source is None and not await self._store.has_basin(stream_path.basin):
+            # A rejected creation leaves nothing behind, not even its bucket.
             content = prepared(await content(options.content_type or OCTETS))
         spec = _stream_spec(options, source, content, key)
-        await self._store.durable.ensure_basin(stream_path.basin)
-        status, created = await self._store.durable.create(
-            stream_path.basin, stream_path.stream, spec
+        await self._store.open_basin(stream_path.basin)
+        status, created = await self._store.stream(stream_path.basin, stream_path.stream).create(
+            spec
         )
         headers = [
             (b"content-type", status.traits.content_type.encode()),
@@ -189,50 +187,37 @@ class Streams:
     async def append(
         self, request: Request, stream_path: StreamPath, key: SealingKey | None
     ) -> None:
-        options = parse_append(request.header)
+        if _APPEND_OPTIONS.isdisjoint(request.headers):
+            options = _content_options(request.headers.get(_CONTENT_TYPE, b""))
+        else:
+            options = parse_append(request.header)
         body = await read_body(request)
-        if not body.size and not options.closed:
+        has_content = bool(body.size)
+        if not has_content and not options.closed:
             raise InvalidError("the body is empty: send content, or Stream-Closed: true to close")
-        if body.size and options.content_type is None:
+        if has_content and options.content_type is None:
             raise InvalidError("content-type is missing: an append names the type of its content")
-        claim = _claim(options, has_content=bool(body.size))
+        claim = _claim(options, has_content=has_content)
         try:
-            done = await self._append(request, stream_path, claim, body, key)
+            append = AppendRequest(claim=claim, key=key)
+            if has_content:
+                # The store rejects a type other than the stream's before it asks for the records.
+                append.content = _records(request, body, claim.content_type or "")
+            stream = self._store.stream(stream_path.basin, stream_path.stream)
+            done = await stream.submit(append).appended()
         except StreamClosedError:
-            status = await self._store.durable.status(stream_path.basin, stream_path.stream)
+            status = await self._store.stream(stream_path.basin, stream_path.stream).status()
             headers = (problems.offset_header(status.tail), STREAM_CLOSED, NO_STORE)
             await request.respond(409, headers)
             return
-        fresh = bool(body.size) and claim.producer is not None and not done.repeated
+        fresh = has_content and claim.producer is not None and not done.repeated
         await request.respond(200 if fresh else 204, _append_headers(done))
 
-    async def _append(
-        self,
-        request: Request,
-        stream_path: StreamPath,
-        claim: Claim,
-        body: Body,
-        key: SealingKey | None,
-    ) -> Appended:
-        """Append in the order of arrival: a later append never overtakes a large one."""
-        light = is_light(body, claim.content_type or "")
-        if light and body.size and self._order.nothing_waits:
-            ref = StreamRef(stream_path.basin, stream_path.stream)
-            # The store refuses a type that is not the stream's before it asks for the records.
-            records = partial(to_batches, body, allow_empty=False)
-            if pending := self._store.durable.try_append(ref, claim, records, key):
-                return await pending.durable()
-        append = partial(self._store.durable.append, stream_path.basin, stream_path.stream, claim)
-        arrival = (request.connection, stream_path.basin, stream_path.stream)
-        if light:
-            await self._order.reached(arrival)
-            return await append(partial(_batches, request, body, None, allow_empty=False), key)
-        async with self._order.turn(arrival) as turn:
-            return await append(partial(_batches, request, body, turn, allow_empty=False), key)
-
     async def head(self, request: Request, stream_path: StreamPath) -> None:
-        status = await self._store.durable.status(stream_path.basin, stream_path.stream)
-        newest = await self._store.durable.snapshot(stream_path.basin, stream_path.stream, None)
+        status = await self._store.stream(stream_path.basin, stream_path.stream).status()
+        newest = await self._store.stream(stream_path.basin, stream_path.stream).snapshots.find(
+            None
+        )
         tag = responses.etag(status.id, status.first, status.tail, status.closed)
         headers = [
             (b"content-type", status.traits.content_type.encode()),
@@ -250,30 +235,32 @@ class Streams:
         await request.respond(200, headers)
 
     async def delete(self, request: Request, stream_path: StreamPath) -> None:
-        await self._store.durable.delete(stream_path.basin, stream_path.stream)
+        await self._store.stream(stream_path.basin, stream_path.stream).delete()
         await request.respond(204)
 
 
-async def _batches(
-    request: Request, body: Body, turn: ArrivalTurn | None, content_type: str, *, allow_empty: bool
+def _records(request: Request, body: ContentBody, content_type: str) -> Content:
+    """Return the source of an append's records. A body that takes long is parsed in a thread."""
+    if is_light(body, content_type):
+        return partial(to_batches, body, content_type, allow_empty=False)
+    return asyncio.ensure_future(request.offload(to_batches, body, content_type, allow_empty=False))
+
+
+async def _first_records(
+    request: Request, body: ContentBody, content_type: str
 ) -> Sequence[RecordBatch]:
-    """The records of a body, made in a thread if large; the turn ends when they have their slots."""
+    """Build a new stream's first records, in a thread if the body is large."""
     if not body.size:
         return []
     if is_light(body, content_type):
-        batches = to_batches(body, content_type, allow_empty=allow_empty)
-    else:
-        batches = await request.offload(to_batches, body, content_type, allow_empty=allow_empty)
-    if turn is not None:
-        # The store gives them slots before anything else runs, unless it has to wait for room.
-        asyncio.get_running_loop().call_soon(turn.end)
-    return batches
+        return to_batches(body, content_type, allow_empty=True)
+    return await request.offload(to_batches, body, content_type, allow_empty=True)
 
 
 def _stream_spec(
-    options: CreateOptions, source: StreamName | None, content: Content, key: SealingKey | None
-) -> StreamSpec:
-    return StreamSpec(
+    options: CreateOptions, source: StreamName | None, content: FirstContent, key: SealingKey | None
+) -> NewStream:
+    return NewStream(
         content_type=options.content_type,
         ttl=options.ttl,
         expires_at=options.expires_at,
@@ -292,7 +279,7 @@ def _fork(options: CreateOptions, source: StreamName | None) -> ForkSpec | None:
 
 
 def source_of(path: str, basin: BasinName) -> StreamName:
-    """The stream that a fork names as its source; it must be in the basin of the fork."""
+    """Return the stream that a fork names as its source. It must be in the fork's basin."""
     source = parse_stream_path((path, basin))
     if source is None or source.part is not None:
         raise StreamNotFoundError(basin, path)
@@ -302,24 +289,30 @@ def source_of(path: str, basin: BasinName) -> StreamName:
 
 
 def _claim(options: AppendOptions, *, has_content: bool) -> Claim:
-    given = options.producer
-    if given is None and options.stream_seq is None and not options.closed and has_content:
+    producer = options.producer
+    if producer is None and options.stream_seq is None and not options.closed and has_content:
         return _content_alone(options.content_type or "")
     return Claim(
         content_type=media_type(options.content_type or "") if has_content else None,
-        producer=Producer(given.id, given.epoch, given.seq) if given else None,
+        producer=Producer(producer.id, producer.epoch, producer.seq) if producer else None,
         stream_seq=options.stream_seq,
         close=options.closed,
     )
 
 
 @memoize_short
+def _content_options(content_type: bytes) -> AppendOptions:
+    """Return the options of an append without protocol headers, the most common kind."""
+    return AppendOptions(text_of(content_type) or None)
+
+
+@memoize_short
 def _content_alone(content_type: str) -> Claim:
-    """The claim of an append that says nothing but the type of its content."""
+    """Return the claim of an append that states nothing except its content type."""
     return Claim(media_type(content_type))
 
 
-def _append_headers(done: Appended) -> Headers:
+def _append_headers(done: AppendOutcome) -> Headers:
     headers = [problems.offset_header(done.tail)]
     if done.closed:
         headers.append(STREAM_CLOSED)

@@ -111,13 +111,11 @@ class AccessLog:
 
 def _line(request: Request, seconds: float) -> bytes:
     """Unix seconds at the end of the request, client, request, and the milliseconds it took."""
-    path = request.raw_path[:_TEXT_MAX]
-    if SECRET_PREFIX in path:
-        path = _SECRET.sub(_HIDDEN, path)
+    path = shown_path(request)
     caller, basin = _describe(
         (
             request.method[:_FIELD_MAX],
-            request.connection[0],
+            request.client,
             request.http_version,
             request.headers.get(_BASIN, b"")[:_FIELD_MAX],
         )
@@ -138,6 +136,12 @@ def _line(request: Request, seconds: float) -> bytes:
     )
 
 
+def shown_path(request: Request) -> str:
+    """The path without what may be secret, and no longer than a valid one."""
+    path = request.raw_path[:_TEXT_MAX]
+    return _SECRET.sub(_HIDDEN, path) if SECRET_PREFIX in path else path
+
+
 def _shown(query: str) -> str:
     """The query without parameters that may be secret."""
     return "&".join(map(_shown_parameter, query.split("&")))
@@ -145,8 +149,8 @@ def _shown(query: str) -> str:
 
 def _shown_parameter(text: str) -> str:
     name, _, value = text.partition("=")
-    known = name in _PARAMETERS and _VALUE.fullmatch(value) and SECRET_PREFIX not in value
-    return text if known else _HIDDEN
+    is_public = name in _PARAMETERS and _VALUE.fullmatch(value) and SECRET_PREFIX not in value
+    return text if is_public else _HIDDEN
 
 
 @memoize_short

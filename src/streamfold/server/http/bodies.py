@@ -59,11 +59,8 @@ def body_too_large(encoding: Encoding, limit: int) -> BadProtoError | BadJsonErr
     return refusal(f"the body has more than {limit} bytes: send less at once")
 
 
-def compression_of(request: Request, encoding: Encoding) -> Compression:
-    """How the body is compressed; refuses one that may break off unnoticed."""
-    if encoding is _PROTO and not request.end_is_certain:
-        # JSON that breaks off does not parse; protobuf may, and half a batch would be appended.
-        raise BadHeaderError("content-length is missing: declare the size of a protobuf body")
+def compression_of(request: Request) -> Compression:
+    """How the body is compressed."""
     coding = request.headers.get(b"content-encoding")
     return names.parse_content_encoding(text_of(coding)) if coding else _PLAIN
 
@@ -71,7 +68,7 @@ def compression_of(request: Request, encoding: Encoding) -> Compression:
 async def read_json(request: Request) -> bytes:
     """The body of a request that must have one."""
     require_json(request.header("content-type"))
-    compression = compression_of(request, Encoding.JSON)
+    compression = compression_of(request)
     parts = await request.body_parts(_RESOURCE_MAX)
     if parts is None:
         raise body_too_large(Encoding.JSON, _RESOURCE_MAX)
@@ -86,12 +83,6 @@ async def read_optional_json(request: Request) -> bytes:
     if request.header("content-type") is None:
         return b""
     return await read_json(request)
-
-
-def check_end(request: Request) -> None:
-    """Refuse a body that may break off unnoticed: half an append must never be appended."""
-    if not request.end_is_certain:
-        raise BadHeaderError("content-length is missing: over HTTP/2, declare the size of a body")
 
 
 def check_plain(request: Request) -> None:
@@ -109,9 +100,8 @@ def limited_chunks(request: Request, limit: int, rest: str = "") -> AsyncIterato
 
     `rest` ends its message, with another way to send it.
 
-    UploadsBusyError if it needs a file and too many other uploads hold one.
+    RetryLaterError if it needs a file and too many other uploads hold one.
     """
-    check_end(request)
     check_plain(request)
     if (request.declared_size or 0) > limit:
         raise TooLargeError(

@@ -1,25 +1,13 @@
-"""Limits that all clients share: connections, and how long one may stay without a request.
-
-granian does not report its connections (upstream defect 9), so on Linux the process scans its own
-sockets in `/proc/self/fd`. On other systems the number is capped as well, but silent connections
-stay.
-"""
+"""Limits that all clients share: connections, and how long one may stay without a request."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import logging
-import os
-import socket
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from ipaddress import IPv6Address
-from threading import Lock
-from time import monotonic, perf_counter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -27,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
-from streamfold.server.http.response_stream import ResponseStream
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +24,7 @@ if sys.platform != "win32":
 
 #: Connections at once; further ones wait. A follower needs one, and each costs a few KiB when idle.
 CONNECTIONS_MAX: Final = 16_384
-#: Bytes that an HTTP/1 connection buffers each way. The head of a request must fit. Each buffer of a
-#: body is one trip between threads: with half of this, a session of large batches takes 0.6 to 0.9 of
-#: what it takes now.
+#: Bytes that an HTTP/1 connection buffers each way. The head of a request must fit.
 BUFFER_MAX: Final = 64 << 10
 #: Part of the memory that the buffers of all connections may take.
 _BUFFERS_PART: Final = 2
@@ -55,16 +40,7 @@ FIRST_REQUEST: Final = 15.0
 #: so that none is closed just when its client sends.
 IDLE: Final = 120.0
 #: Fraction of the connections above which both times shrink to a tenth, so that new clients get in.
-_CROWDED: Final = 0.9
-#: Seconds between two scans, and the least multiple of a scan's own duration between two.
-_LOOK_INTERVAL: Final = 1.0
-_LOOK_SHARE: Final = 20
-
-#: Where Linux lists the descriptors of this process.
-DESCRIPTORS: Final = "/proc/self/fd"
-
-#: Address and port of a client, both as text, as granian reports them.
-Peer: TypeAlias = tuple[str, str]
+CROWDED: Final = 0.9
 
 
 def raise_descriptor_limit() -> int:
@@ -72,25 +48,22 @@ def raise_descriptor_limit() -> int:
     if sys.platform == "win32":
         return _DESCRIPTORS_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < target:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
         except (OSError, ValueError) as error:
             logger.warning("the limit of %d open files cannot be raised: %s", soft, error)
         else:
-            return wanted
-    return min(soft, wanted) if soft != resource.RLIM_INFINITY else wanted
+            return target
+    return min(soft, target) if soft != resource.RLIM_INFINITY else target
 
 
-def connections_max(descriptors: int, memory: int, *, tls: bool = False) -> int:
-    """How many connections a process may have with so many descriptors and bytes of memory.
-
-    Half of the descriptors with TLS: the rest is for what is accepted before the accept gate closes.
-    """
+def connections_max(descriptors: int, memory: int) -> int:
+    """How many connections a process may have with so many descriptors and bytes of memory."""
     free = descriptors - _kept_back(descriptors)
     buffered = memory // _BUFFERS_PART // (2 * BUFFER_MAX)
-    return max(1, min(CONNECTIONS_MAX, buffered, free // 2 if tls else free))
+    return max(1, min(CONNECTIONS_MAX, buffered, free))
 
 
 def upload_files_max(descriptors: int) -> int:
@@ -103,23 +76,25 @@ def _kept_back(descriptors: int) -> int:
     return max(least, min(most, descriptors // 4))
 
 
-class _Socket(NamedTuple):
-    """A connection as the process sees it; a later one of the same peer has another inode."""
+class Connection:
+    """A connection that is open, or has requests under way."""
 
-    descriptor: int
-    inode: str
-    peer: Peer
+    __slots__ = ("_cut", "address", "client", "id", "port", "requests")
 
+    def __init__(self, id_: int, address: str, port: int, cut: Callable[[int], None]) -> None:
+        self.id = id_
+        #: Where the other end is.
+        self.address = address
+        self.port = port
+        #: Whose connection it is (`client_of`).
+        self.client = client_of(address)
+        #: Requests under way.
+        self.requests = 0
+        self._cut = cut
 
-@dataclass(slots=True)
-class _Usage:
-    #: Whose connection it is (`client_of`).
-    client: str
-    #: Requests under way, and those of them with large bodies.
-    requests: int = 0
-    large: int = 0
-    #: When the last one ended.
-    idle_since: float = 0.0
+    def cut(self) -> None:
+        """Close it, whatever it is doing."""
+        self._cut(self.id)
 
 
 class Running(msgspec.Struct, frozen=True, gc=False):
@@ -127,13 +102,12 @@ class Running(msgspec.Struct, frozen=True, gc=False):
 
     on_connection: int
     of_client: int
-    #: Those on the connection with large bodies.
-    large: int
 
 
 class Connections:
-    """Closes connections without a request: new ones soon, others later, both sooner if crowded.
+    """The open connections, and the requests under way of each client.
 
+    The door closes connections without a request: new ones soon, others later, both sooner if crowded.
     Silence never closes a connection with a request under way: sessions may be silent.
     """
 
@@ -144,125 +118,38 @@ class Connections:
         idle: float = IDLE,
     ) -> None:
         self.most = most
-        #: Connections at the last scan, and how many were closed so far because they were silent.
-        self.open = 0
+        self.first_request = first_request
+        self.idle = idle
+        #: Connections that were closed because they were silent.
         self.closed = 0
-        self._first_request = first_request
-        self._idle = idle
-        self._usage: dict[Peer, _Usage] = {}
+        self.by_id: dict[int, Connection] = {}
         #: Requests under way of each client that has any.
         self._of_client: dict[str, int] = {}
-        self._first_seen: dict[tuple[str, Peer], float] = {}
-        self._to_cut: set[Peer] = set()
-        self._wake = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
-        self._cutter: _Cutter | None = None
 
-    def begin(self, peer: Peer, *, large: bool) -> Running:
-        """Count a request on the connection of `peer`; `large` if its body is."""
-        usage = self._usage.get(peer)
-        if usage is None:
-            usage = self._usage[peer] = _Usage(client_of(peer[0]))
-        usage.requests += 1
-        if large:
-            usage.large += 1
-        client = usage.client
-        of_client = self._of_client[client] = self._of_client.get(client, 0) + 1
-        return Running(usage.requests, of_client, usage.large)
+    def open(self, id_: int, address: str, port: int, cut: Callable[[int], None]) -> Connection:
+        """Count a connection that was accepted; `cut` closes the one with an id."""
+        connection = self.by_id[id_] = Connection(id_, address, port, cut)
+        return connection
 
-    def end(self, peer: Peer, *, large: bool) -> None:
-        usage = self._usage[peer]
-        if large:
-            usage.large -= 1
-        left = self._of_client[usage.client] - 1
-        if left:
-            self._of_client[usage.client] = left
-        else:
-            del self._of_client[usage.client]
-        usage.requests -= 1
-        if not usage.requests:
-            usage.idle_since = monotonic()
-
-    def cut(self, peer: Peer) -> None:
-        """Close the connection of `peer`, whatever it is doing."""
-        self._to_cut.add(peer)
-        self._wake.set()
-
-    def start(self, port: int) -> None:
-        """Watch the connections to `port` from now on."""
-        if sys.platform == "linux":
-            self._cutter = _Cutter(port)
-            self._looking = asyncio.create_task(self._keep_looking(port, self._cutter))
-
-    async def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-        if self._cutter is not None:
-            self._cutter.close()
-
-    async def _keep_looking(self, port: int, cutter: _Cutter) -> None:
-        failing = False
-        while True:
-            began = perf_counter()
-            try:
-                await self._look(port, cutter)
-                failing = False
-            except Exception:
-                # Without this task nothing bounds the connections, so it survives any failure.
-                if not failing:
-                    logger.exception("cannot scan the connections to port %d; retrying", port)
-                failing = True
-            pause = max(_LOOK_INTERVAL, (perf_counter() - began) * _LOOK_SHARE)
-            try:
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-
-    async def _look(self, port: int, cutter: _Cutter) -> None:
-        started = monotonic()
-        sockets = await asyncio.to_thread(_sockets, port)
-        victims, silent = self._choose(sockets, started)
+    def close(self, id_: int, *, silent: bool) -> None:
+        """Forget a connection that was closed; `silent` if the door did that."""
+        del self.by_id[id_]
         self.closed += silent
-        if victims:
-            await asyncio.to_thread(cutter.cut, victims)
 
-    def _choose(self, sockets: list[_Socket], started: float) -> tuple[list[_Socket], int]:
-        """The sockets to close, and the number of those that are silent."""
-        self.open = len(sockets)
-        self._forget(sockets, started)
-        share = 0.1 if len(sockets) >= self.most * _CROWDED else 1.0
-        to_cut, self._to_cut = self._to_cut, set()
-        named = [one for one in sockets if one.peer in to_cut]
-        silent = [
-            one
-            for one in sockets
-            if one.peer not in to_cut and self._is_silent(one, started, share)
-        ]
-        return named + silent, len(silent)
+    def begin(self, connection: Connection) -> Running:
+        """Count a request."""
+        connection.requests += 1
+        client = connection.client
+        of_client = self._of_client[client] = self._of_client.get(client, 0) + 1
+        return Running(connection.requests, of_client)
 
-    def _is_silent(self, one: _Socket, now: float, share: float) -> bool:
-        usage = self._usage.get(one.peer)
-        if usage is None:
-            return now - self._first_seen[one.inode, one.peer] > self._first_request * share
-        return not usage.requests and now - usage.idle_since > self._idle * share
-
-    def _forget(self, sockets: list[_Socket], now: float) -> None:
-        """Forget connections, except open ones and those that arrived since the scan began."""
-        seen = self._first_seen
-        self._first_seen = {
-            (one.inode, one.peer): seen.get((one.inode, one.peer), now) for one in sockets
-        }
-        peers = {one.peer for one in sockets}
-        gone = [
-            peer
-            for peer, usage in self._usage.items()
-            if peer not in peers and not usage.requests and usage.idle_since < now
-        ]
-        for peer in gone:
-            del self._usage[peer]
+    def end(self, connection: Connection) -> None:
+        connection.requests -= 1
+        left = self._of_client[connection.client] - 1
+        if left:
+            self._of_client[connection.client] = left
+        else:
+            del self._of_client[connection.client]
 
 
 @lru_cache(CONNECTIONS_MAX)
@@ -273,83 +160,6 @@ def client_of(address: str) -> str:
     parsed = IPv6Address(address)
     # A socket for both versions sees clients over IPv4 with addresses that begin with ::ffff:.
     return str(parsed.ipv4_mapped or parsed.packed[:8])
-
-
-def _sockets(port: int) -> list[_Socket]:
-    """The connections that clients have to `port`."""
-    return [one for number in _descriptors() if (one := _look_at(number, port)) is not None]
-
-
-def _descriptors() -> Iterable[int]:
-    """The descriptors that are open, or that may be when none is left to list them with."""
-    try:
-        return [int(name) for name in os.listdir(DESCRIPTORS)]  # noqa: PTH208 - names alone
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        return range(min(_DESCRIPTORS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
-
-
-def _look_at(descriptor: int, port: int) -> _Socket | None:
-    """The connection behind a descriptor, if any; the descriptor may close or change any time."""
-    try:
-        inode = os.readlink(f"{DESCRIPTORS}/{descriptor}")  # noqa: PTH115 - many, and quickly
-        if not inode.startswith("socket:"):
-            return None
-        # Without a family the constructor would query it; these two calls do not need it.
-        one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
-    except OSError:
-        return None
-    try:
-        if one.getsockname()[1] != port:
-            return None
-        host, its_port = one.getpeername()[:2]
-        return _Socket(descriptor, inode, (host, str(its_port)))
-    except (OSError, IndexError):
-        return None
-    finally:
-        one.detach()
-
-
-class _Cutter:
-    """Shuts connections down, so that granian closes them, even when no descriptor is left.
-
-    It opens the descriptors that it needs in advance. `close` may come from another thread than `cut`.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._null = os.open(os.devnull, os.O_RDONLY)
-        self._copy = os.dup(self._null)
-        self._lock = Lock()
-        self._closed = False
-
-    def cut(self, victims: list[_Socket]) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            for victim in victims:
-                try:
-                    self._shut_down(victim)
-                except OSError as error:
-                    logger.debug("a connection was gone before it was closed: %s", error)
-            os.dup2(self._null, self._copy, inheritable=False)
-
-    def _shut_down(self, victim: _Socket) -> None:
-        # The copy stays the same connection even if the original descriptor is reused.
-        os.dup2(victim.descriptor, self._copy, inheritable=False)
-        if _look_at(self._copy, self._port) == victim._replace(descriptor=self._copy):
-            one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self._copy)
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            finally:
-                one.detach()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            os.close(self._null)
-            os.close(self._copy)
 
 
 class ClientLimits:
@@ -364,14 +174,6 @@ class ClientLimits:
         self.request_budget = request_budget or RequestBudget()
         self.connections = connections or Connections()
         self.unread = response_budget or ResponseBudget()
-        self.unread.on_cut_off = self._disconnect
-
-    def _disconnect(self, answer: ResponseStream) -> None:
-        """Close the connection of a client that does not take its answer.
-
-        Also over HTTP/2: ending the answer alone would leave granian holding its bytes.
-        """
-        self.connections.cut(answer.request.connection)
 
 
 class ClientMetrics(Collector):
@@ -385,7 +187,7 @@ class ClientMetrics(Collector):
         connections, response_budget = client_limits.connections, client_limits.unread
         bodies, files = client_limits.request_budget.room, client_limits.request_budget.files
         for name, text, value in (
-            ("connections", "Connections that are open", connections.open),
+            ("connections", "Connections that are open", len(connections.by_id)),
             ("connections_max", "Connections that may be open", connections.most),
             (
                 "unread_bytes",

@@ -47,7 +47,7 @@ _PORTS: Final = {"http": "80", "https": "443"}
 _AUTHORITY: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:@/\[\]]+)(?::[0-9]*)?")
 
 
-class Refusal(NamedTuple):
+class CrossOriginRefusal(NamedTuple):
     """Why a request is refused: a code, and a sentence for the client."""
 
     code: str
@@ -77,22 +77,22 @@ class PagePolicy:
         self._is_own_name = memoize_short(self._look_up_name)
         self._plain = (NOSNIFF, _VARY) if enabled else (NOSNIFF,)
 
-    def judge(self, request: Request) -> Refusal | None:
+    def judge(self, request: Request) -> CrossOriginRefusal | None:
         """Why the request is refused, if it is; adds the headers that its answer needs."""
         request.added_headers = self._plain
-        given = request.headers
+        headers = request.headers
         if self._known_hosts is not None:
-            authority = given.get(b"host") or given.get(b":authority")
+            authority = headers.get(b"host") or headers.get(b":authority")
             if authority and not self._is_own_name(authority):
-                return Refusal(
+                return CrossOriginRefusal(
                     "host_not_allowed",
                     f"this server listens for this machine alone, and {_shown(authority)} is not "
                     "one of its names: use localhost or an address, or start it with --public-url, "
                     "--host or --auth",
                 )
-        origin = given.get(b"origin")
+        origin = headers.get(b"origin")
         if origin is None:
-            judged = self._refusing and b"sec-fetch-site" in given
+            judged = self._refusing and b"sec-fetch-site" in headers
             return self._judge_embedding(request) if judged else None
         if self._allows(origin):
             granted = b"*" if self._any else origin
@@ -103,7 +103,7 @@ class PagePolicy:
             # protocol's conformance suite wants to see which headers could be sent.
             return None
         elif self._refusing and not _is_own(origin, request):
-            return Refusal(
+            return CrossOriginRefusal(
                 "origin_not_allowed",
                 f"pages of {_shown(origin)} may not use this server, which asks for no access "
                 "tokens: start it with --cors-origin to allow them, or with --auth",
@@ -115,12 +115,12 @@ class PagePolicy:
             return True
         return self.enabled and _LOOPBACK.fullmatch(origin) is not None
 
-    def _judge_embedding(self, request: Request) -> Refusal | None:
+    def _judge_embedding(self, request: Request) -> CrossOriginRefusal | None:
         """Refuse what a foreign page embeds, as an image or a script: that has no `Origin`."""
         foreign = request.headers.get(b"sec-fetch-site") == b"cross-site"
         if not foreign or request.headers.get(b"sec-fetch-mode") == b"navigate":
             return None
-        return Refusal(
+        return CrossOriginRefusal(
             "origin_not_allowed",
             "pages of other sites may not embed what this server holds, which asks for no access "
             "tokens: start it with --cors-origin '*' to allow them, or with --auth",
@@ -141,8 +141,8 @@ def is_preflight(request: Request) -> bool:
 
 async def answer_preflight(request: Request) -> None:
     """Allow all headers that a page asks to send; its origin must have been checked."""
-    wanted = request.headers.get(b"access-control-request-headers", b"")
-    allowed = ((b"access-control-allow-headers", wanted),) if wanted else ()
+    headers = request.headers.get(b"access-control-request-headers", b"")
+    allowed = ((b"access-control-allow-headers", headers),) if headers else ()
     await request.respond(204, (_METHODS, *allowed, _MAX_AGE))
 
 

@@ -28,10 +28,9 @@ encoded_name = lru_cache(maxsize=256)(str.encode)
 text_of = from_bytes
 
 
-def is_ambiguous(headers: Headers) -> bool:
-    """Whether a header that must be single comes more than once."""
-    names = [name for name, _ in headers if name in _SINGLE]
-    return len(names) != len(set(names))
+def is_ambiguous(repeated: Iterable[bytes]) -> bool:
+    """Whether a header that must be single is among those that come more than once."""
+    return not _SINGLE.isdisjoint(repeated)
 
 
 def parse_content_length(raw: bytes) -> int | None:

@@ -2,8 +2,6 @@
 
 A thread alone is not enough. Most of this work is Python, or C that keeps the interpreter's lock, so it
 is written in steps of a few milliseconds, and `SWITCH_INTERVAL` lets the event loop in between them.
-
-`ArrivalOrder` keeps appends in the order in which they arrived, although large ones are parsed here.
 """
 
 from __future__ import annotations
@@ -12,11 +10,10 @@ import asyncio
 import os
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 #: Bytes up to which work is done at once on the event loop: a thread costs 0.1 ms,
 #: and this much work takes 20 ms at worst.
@@ -71,7 +68,7 @@ class OffloadPool:
         await self._enter(owner)
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._pool, _call, partial(function, *args, **kwargs))
-        work.add_done_callback(lambda _: self._leave(owner))
+        work.add_done_callback(partial(self._end, owner))
         try:
             # Shielded: a caller that gives up does not free the thread.
             return await asyncio.shield(work)
@@ -99,6 +96,11 @@ class OffloadPool:
         self._free -= 1
         self._running[owner] += 1
 
+    def _end(self, owner: Hashable, work: asyncio.Future[Any]) -> None:
+        if not work.cancelled():
+            work.exception()  # marks it as retrieved: the caller may have given up
+        self._leave(owner)
+
     def _leave(self, owner: Hashable) -> None:
         self._free += 1
         self._running[owner] -= 1
@@ -120,56 +122,3 @@ class OffloadPool:
                 turns.popleft().set_result(None)
             if turns:
                 self._waiting[owner] = turns  # behind all others
-
-
-class ArrivalOrder:
-    """An append waits for those that arrived before it on its connection, for the same stream."""
-
-    def __init__(self) -> None:
-        #: The last append that is still being parsed.
-        self._last: dict[Hashable, asyncio.Future[None]] = {}
-
-    @property
-    def nothing_waits(self) -> bool:
-        """Whether no append is being parsed: `reached` would return at once for every key."""
-        return not self._last
-
-    async def reached(self, key: Hashable) -> None:
-        """Wait until all earlier appends have their slots; for appends that parse at once."""
-        if self._last and (last := self._last.get(key)) is not None:
-            await asyncio.shield(last)
-
-    @asynccontextmanager
-    async def turn(self, key: Hashable) -> AsyncIterator[ArrivalTurn]:
-        """Hold back appends that arrive from now on, until the turn or the context ends."""
-        before = self._last.get(key)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last[key] = done
-        turn = ArrivalTurn(self._last, key, done)
-        try:
-            if before is not None:
-                await asyncio.shield(before)
-            yield turn
-        finally:
-            turn.end()
-
-
-class ArrivalTurn:
-    """The right to be submitted before everything that arrived later."""
-
-    def __init__(
-        self,
-        last: dict[Hashable, asyncio.Future[None]],
-        key: Hashable,
-        done: asyncio.Future[None],
-    ) -> None:
-        self._last = last
-        self._key = key
-        self._done = done
-
-    def end(self) -> None:
-        """Let the next append run, as soon as this task awaits something."""
-        if not self._done.done():
-            self._done.set_result(None)
-        if self._last.get(self._key) is self._done:
-            del self._last[self._key]

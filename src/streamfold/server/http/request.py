@@ -1,30 +1,13 @@
-"""A request and its answer as handlers see them, independent of granian.
-
-Underneath is granian's ASGI interface, not RSGI, although RSGI is a quarter faster. Read in the source
-of granian 2.8.7 and tried out, RSGI cannot serve S2:
-
-- its `path` is percent-decoded (and lossily), so that `a%2Fb` looks like `a/b`;
-- its response stream is an unbounded queue, so that a client that stops reading fills the memory;
-- a request body that breaks off looks like one that ended, so that half a batch could be appended.
-
-ASGI has `raw_path`, a short queue of messages, and `http.disconnect`. Two details matter here:
-`send` does not report a client that has gone (only `receive` does), and the head of a response goes out
-with its first body message, so a stream is opened with an empty one.
-"""
+"""A request and its answer as handlers see them, whatever the `Exchange` below is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Mapping,
-)
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
 
-from streamfold.server.http.connections import Running, client_of
+from streamfold.server.http.connections import Running
+from streamfold.server.http.exchange import Exchange
 from streamfold.server.http.headers import (
     CHALLENGE,
     Headers,
@@ -38,32 +21,11 @@ from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.request_limits import RESERVED_FROM, RequestBudget, Upload
 from streamfold.server.http.response_limits import ANSWER_COST, SAMPLE, ResponseBudget
 from streamfold.server.http.response_shares import Reservation
-from streamfold.server.http.response_stream import (
-    BODY,
-    MESSAGES_BELOW,
-    PIECE,
-    START,
-    Message,
-    ResponseStream,
-    Send,
-)
+from streamfold.server.http.response_stream import ResponseStream
 from streamfold.wire.text import ascii_url, from_bytes
 
-
-class Arriving(Protocol):
-    """A message of the client that may still be on its way, as granian has it."""
-
-    def __await__(self) -> Generator[Any, Any, Message]: ...
-
-    def done(self) -> bool: ...
-
-    def cancel(self) -> object: ...
-
-
-Receive: TypeAlias = Callable[[], Arriving]
-
-#: Bytes up to which an answer goes as one message, by version of HTTP. One over HTTP/2 may be stuck for
-#: each request, one over HTTP/1 for each connection.
+#: Bytes up to which an answer is not watched, by version of HTTP. One over HTTP/2 may be stuck for each
+#: request, one over HTTP/1 for each connection.
 WHOLE_MAX: Final = {"1": 32 << 10, "2": 16 << 10}
 #: Bytes up to which it does even when memory is short: acknowledgements and the like.
 TINY: Final = 1 << 10
@@ -73,14 +35,7 @@ FIRST_MAX: Final = 512 << 10
 #: Bytes that are reserved for a list of a thousand items while it is made.
 LIST_ROOM: Final = FIRST_MAX
 
-#: Seconds after which a reset that made a body look empty has been reported, unless the server is
-#: overloaded: it takes less than a millisecond.
-_RESET_REPORTED: Final = 0.1
-
-_DISCONNECT = "http.disconnect"
-_ALONE: Final = Running(1, 1, 0)
-#: Methods of requests that have no body, unless they declare its size.
-_BODILESS: Final = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
+_ALONE: Final = Running(1, 1)
 _UNAUTHENTICATED: Final = 401
 
 
@@ -89,25 +44,21 @@ class Request:
 
     __slots__ = (
         "_budget",
-        "_early",
-        "_ignoring",
-        "_receive",
+        "_exchange",
         "_reservation",
-        "_scope",
-        "_send",
         "_to_come",
         "_unread",
         "_upload",
         "_workers",
         "added_headers",
         "ambiguous",
+        "check_active",
         "connection",
         "declared_size",
         "guarded",
         "headers",
         "hidden_prefix",
         "http_version",
-        "large",
         "method",
         "public_url",
         "raw_path",
@@ -124,48 +75,32 @@ class Request:
 
     def __init__(
         self,
-        scope: Mapping[str, Any],
-        receive: Receive,
-        send: Send,
+        exchange: Exchange,
         request_budget: RequestBudget,
         response_budget: ResponseBudget,
         offload_pool: OffloadPool,
     ) -> None:
-        self._scope = scope
-        self.method: str = scope["method"]
-        #: What requests on the same connection have in common: the client's address and port.
-        self.connection: tuple[str, str] = scope["client"]
+        self._exchange = exchange
+        self.method = exchange.method
+        self.connection = exchange.connection
         #: The path as the client wrote it, still percent-encoded.
-        self.raw_path: str = from_bytes(scope["raw_path"])
-        self.raw_query: bytes = scope["query_string"]
+        self.raw_path = from_bytes(exchange.raw_path)
+        self.raw_query = exchange.raw_query
         #: "1.0", "1.1" or "2".
-        self.http_version: str = scope["http_version"]
+        self.http_version = exchange.http_version
         self._budget = request_budget
         self._unread = response_budget
         self._workers = offload_pool
         self._upload: Upload | None = None
-        self._receive = receive
-        self._send = send
         #: By name in lower case; the last one where there are several. `header` has them as text.
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers = exchange.headers
         #: Whether a header that may come once came twice: a proxy may have checked the other one.
-        self.ambiguous = len(self.headers) != len(scope["headers"]) and is_ambiguous(
-            scope["headers"]
-        )
+        self.ambiguous = bool(exchange.repeated) and is_ambiguous(exchange.repeated)
         length = self.headers.get(b"content-length")
         #: Bytes of the body, if the client said how many there are.
         self.declared_size = None if length is None else parse_content_length(length)
-        #: Whether a body follows that is not small, or may not be.
-        self.large = (
-            self.method not in _BODILESS
-            if self.declared_size is None
-            else self.declared_size > RESERVED_FROM
-        )
-        #: The first message of the body, which may still be on its way; None if it was not asked for.
-        self._early: Arriving | None = None
+        #: Whether there may be more of the body than was returned.
         self._to_come = True
-        #: Reads what is left of the body, and drops it.
-        self._ignoring: asyncio.Task[None] | None = None
         #: Headers of every answer to this request, whichever handler sends it.
         self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
         #: The URL by which clients reach this server, if configured: scheme, host, optional path.
@@ -181,6 +116,9 @@ class Request:
         self.guarded = False
         #: Requests of the same client that were under way when this one came.
         self.running = _ALONE
+        #: Raises NotActiveError if another server may be active by now. A session calls it for each
+        #: thing that its client asks for.
+        self.check_active: Callable[[], None] = _is_alone
         #: Memory for the answer.
         self._reservation: Reservation | None = None
 
@@ -191,7 +129,7 @@ class Request:
     @property
     def client(self) -> str:
         """The address at the other end of the connection."""
-        return self.connection[0]
+        return self.connection.address
 
     def offload(
         self,
@@ -210,7 +148,7 @@ class Request:
         if self.public_url is not None:
             return self.public_url + ascii_url(path)
         host = self.header("host") or self.header(":authority") or ""
-        return ascii_url(f"{self._scope['scheme']}://{host}{path}" if host else path)
+        return ascii_url(f"{self._exchange.scheme}://{host}{path}" if host else path)
 
     def header(self, name: str) -> str | None:
         """The value of a header, by its name in lower case; the last one where there are several."""
@@ -229,46 +167,25 @@ class Request:
 
     async def body_parts(self, limit: int) -> list[bytes] | None:
         """The same in the pieces in which it arrived, for bodies that a thread is to join."""
-        declared = self.declared_size
+        declared, body = self.declared_size, self._exchange.body
         if declared is not None and declared > limit:
             return None
         if not self._to_come:
             return []
-        upload = self._upload = Upload(self._budget, client_of(self.connection[0]))
+        if body is not None and len(body) <= RESERVED_FROM:
+            # In fewer steps: nearly all are like this.
+            self._to_come = False
+            self.received = len(body)
+            return [body] if body else []
+        upload = self._upload = Upload(self._budget, self.connection.client)
         if declared is not None and declared > RESERVED_FROM:
             await upload.reserve(declared)
-        if self._early is not None and self._early.done() and self._budget.waiting:
-            # One that was asked for before may have come, too, while its task has yet to resume: let
-            # it go first, so that appends keep their order.
-            await asyncio.sleep(0)
-        # As `_paced_chunk` does, in fewer steps: most bodies are one small chunk.
+        if body is not None:
+            self._to_come = False
+            self.received = len(body)
+            return [body]
         upload.task = self.task
-        self._budget.wait(upload)
-        try:
-            chunk = self._taken(await self._message())
-        except BaseException:
-            upload.give_up()
-            raise
-        upload.came(0 if chunk is None else len(chunk))
-        if chunk is not None and len(chunk) == declared:
-            if not upload.reserved:
-                self._upload = None  # it holds nothing to release
-            self._to_come = False  # nothing can follow: one trip to granian's thread less
-            return [chunk]
-        return await self._gather(chunk, limit, declared, upload)
-
-    async def has_no_body(self) -> bool:
-        """Whether a body of undeclared size is empty; ClientHangupError if it seems to be only because
-        the client reset its request. An overloaded server may miss that.
-        """
-        if await self.body_parts(0) is None:
-            return False
-        try:
-            async with asyncio.timeout(_RESET_REPORTED):
-                await self.gone()
-        except TimeoutError:
-            return True
-        raise _hung_up()
+        return await self._gather(limit, declared, upload)
 
     async def chunks(
         self, reserve: int = 0, paused: Callable[[], bool] = lambda: False
@@ -283,41 +200,38 @@ class Request:
             if paused():
                 self._release_upload()
                 upload = None
-                chunk = self._taken(await self._message())
+                chunk = await self._piece()
             else:
                 if upload is None:
-                    upload = self._upload = Upload(self._budget, client_of(self.connection[0]))
+                    upload = self._upload = Upload(self._budget, self.connection.client)
                     await upload.reserve(reserve)
-                chunk = await self._paced_chunk(upload, _current_task())
-            if chunk is not None:
+                chunk = await self._paced_piece(upload, _current_task())
+            if chunk:
                 yield chunk
 
-    async def _paced_chunk(self, upload: Upload, task: asyncio.Task[Any]) -> bytes | None:
+    async def _paced_piece(self, upload: Upload, task: asyncio.Task[Any]) -> bytes:
         upload.wait(task)
         try:
-            chunk = self._taken(await self._message())
+            piece = await self._piece()
         except BaseException:
             upload.give_up()
             raise
-        upload.came(0 if chunk is None else len(chunk))
-        return chunk
+        upload.came(len(piece))
+        return piece
 
-    def ask_for_body(self) -> None:
-        """Have the body sent that `body` will return.
-
-        For small bodies, as soon as their requests arrive: one right after the other, they wake
-        granian's thread once. Asked for by its handler, each would wake it. Never while a large body is
-        on its way on the same connection: this request would overtake that one.
-        """
-        self._early = self._receive()
-
-    def _message(self) -> Arriving:
-        """The next message of the client."""
-        early, self._early = self._early, None
-        return self._receive() if early is None else early
+    async def _piece(self) -> bytes:
+        """The next piece of the body; empty at its end."""
+        piece = self._exchange.body
+        if piece is None:
+            piece = await self._exchange.piece()
+            self._to_come = bool(piece)
+        else:
+            self._to_come = False
+        self.received += len(piece)
+        return piece
 
     async def hold_file(self) -> None:
-        """Wait until the body that `chunks` reads may keep a file open; UploadsBusyError if that
+        """Wait until the body that `chunks` reads may keep a file open; RetryLaterError if that
         takes too long.
         """
         if self._upload is not None:
@@ -330,32 +244,33 @@ class Request:
 
     def finish(self) -> None:
         """Give back all memory that was reserved; call when the request is over."""
-        if self._ignoring is not None:
-            self._ignoring.cancel()
-        if self._early is not None:
-            # Nobody read the body. Until it came, granian would keep the HTTP/2 stream open for it.
-            self._early.cancel()
+        self._exchange.close()
         if self._upload is not None:
             self._release_upload()
         if self._reservation is not None:
             self.release_answer()
 
     async def gone(self) -> None:
-        """Return once the client has hung up; for requests whose body is ignored."""
-        while (await self._message())["type"] != _DISCONNECT:
-            pass
+        """Return once the client has hung up; drops what is left of the body, which may tell."""
+        self._discard_body()
+        await self._exchange.gone()
 
     def ignore_body(self) -> None:
         """Drop what is left of the body while a long answer is sent.
 
-        Over HTTP/2 it would fill the window, up to `listener.STREAM_WINDOW` bytes that nothing counts,
-        for as long as the client does not take the answer.
+        Over HTTP/2 it would fill the window, up to `door.STREAM_WINDOW` bytes that nothing counts, for
+        as long as the client does not take the answer.
         """
-        if self._to_come and self._ignoring is None and self.http_version.startswith("2"):
-            self._ignoring = asyncio.create_task(self.gone())
+        if self.http_version == "2":
+            self._discard_body()
+
+    def _discard_body(self) -> None:
+        if self._to_come and self._exchange.body is None:
+            self._to_come = False
+            self._exchange.discard_body()
 
     @property
-    def held(self) -> int:
+    def reserved(self) -> int:
         """Bytes of memory that are reserved for the answer."""
         return 0 if self._reservation is None else self._reservation.size
 
@@ -410,13 +325,11 @@ class Request:
             if self._reservation is not None:
                 self.release_answer()
             self.status = status
-            whole = [*headers, *self.added_headers]
-            await self._send({"type": START, "status": status, "headers": whole})
-            await self._send({"type": BODY, "body": body, "more_body": False})
+            self._exchange.respond(status, [*headers, *self.added_headers], body)
             return
-        await self._start(status, (*headers, (b"content-length", b"%d" % len(body))))
+        self._start(status, (*headers, (b"content-length", b"%d" % len(body))))
         self.ignore_body()
-        stream = ResponseStream(self, self._send, self._unread, events=False)
+        stream = ResponseStream(self, self._exchange, self._unread)
         await stream.send(body)
         await stream.close()
 
@@ -428,7 +341,7 @@ class Request:
             sampled = size > 0 and version == "2" and response_budget.is_sample(size + ANSWER_COST)
             if not sampled and (size <= TINY or not response_budget.room.pressed):
                 return False
-        counted = SAMPLE if sampled else size + min(size, MESSAGES_BELOW * PIECE)
+        counted = SAMPLE if sampled else size
         # The answer exists already: waiting here would not save memory.
         if self._reservation is None:
             self._reservation = response_budget.room.reserve_at_once(self.connection, counted)
@@ -438,50 +351,30 @@ class Request:
 
     async def open(self, status: int, headers: Headers) -> ResponseStream:
         """Answer with a stream; status and headers go out at once."""
-        await self._start(status, headers)
-        await self._send({"type": BODY, "body": b"", "more_body": True})
-        events = (b"content-type", b"text/event-stream") in headers
-        return ResponseStream(self, self._send, self._unread, events=events)
+        self._start(status, headers)
+        return ResponseStream(self, self._exchange, self._unread)
 
-    def _start(self, status: int, headers: Headers) -> Awaitable[None]:
+    def _start(self, status: int, headers: Headers) -> None:
         self.status = status
-        whole = [*headers, *self.added_headers]
-        return self._send({"type": START, "status": status, "headers": whole})
+        self._exchange.start(status, [*headers, *self.added_headers])
 
-    async def _gather(
-        self, chunk: bytes | None, limit: int, declared: int | None, upload: Upload
-    ) -> list[bytes] | None:
-        """The body that begins with `chunk`."""
+    async def _gather(self, limit: int, declared: int | None, upload: Upload) -> list[bytes] | None:
+        """The pieces of the body; None as soon as it is known to have more than `limit` bytes."""
         parts = []
-        while chunk is not None:
+        while self.received != declared and (piece := await self._paced_piece(upload, self.task)):
             if self.received > limit:
                 return None
-            parts.append(chunk)
-            if self.received == declared or not self._to_come:
-                break
+            parts.append(piece)
             if declared is None and self.received > RESERVED_FROM:
                 await upload.reserve(limit)
-            chunk = await self._paced_chunk(upload, self.task)
+        self._to_come = False
         if declared is not None and self.received < declared:
             raise _hung_up()
         return parts
 
-    @property
-    def end_is_certain(self) -> bool:
-        """Whether a body that breaks off is distinguishable from one that ends.
 
-        Over HTTP/2 only its declared size shows that: hyper reports a cancelled stream as ended.
-        """
-        return b"content-length" in self.headers or not self.http_version.startswith("2")
-
-    def _taken(self, message: Message) -> bytes | None:
-        """The chunk that a message brought; None if the body ended before it."""
-        if message["type"] == _DISCONNECT:
-            raise _hung_up()
-        self._to_come = message["more_body"]
-        chunk: bytes = message["body"]
-        self.received += len(chunk)
-        return chunk if chunk or self._to_come else None
+def _is_alone() -> None:
+    """No other server can be active: the store has no lease."""
 
 
 def _hung_up() -> ClientHangupError:

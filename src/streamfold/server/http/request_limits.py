@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Any, Final
 
-from streamfold.errors import ServerBusyError, UploadsBusyError
+from streamfold.errors import RetryLaterError, ServerBusyError
 from streamfold.server.http.problems import RequestTimeoutError
 from streamfold.store.log.admission import Admission
 
@@ -237,7 +237,7 @@ class Upload:
     async def hold_file(self) -> None:
         """Wait until this body may keep a file open; the client's pace is not judged meanwhile.
 
-        UploadsBusyError if none of the files becomes free in time.
+        RetryLaterError (`uploads_busy`) if none of the files becomes free in time.
         """
         if self.holds_file:
             return
@@ -246,8 +246,11 @@ class Upload:
             async with asyncio.timeout(request_budget.file_wait):
                 await request_budget.files.acquire(1)
         except TimeoutError:
-            raise UploadsBusyError(
-                request_budget.files.capacity, request_budget.file_wait
+            raise RetryLaterError(
+                f"{request_budget.files.capacity} large uploads are running, which is the most at "
+                f"once, and none ended within {request_budget.file_wait:g} seconds: nothing was "
+                "stored; send it again later",
+                code="uploads_busy",
             ) from None
         self.file_at = request_budget.looks
         self._begin_anew()

@@ -1,9 +1,9 @@
 """Bounds what the server holds for clients that do not read it: one budget for all answers.
 
 - Memory is reserved before an answer is read from the store, in turn by connection (`answer_room`).
-- An answer counts until its client has taken it. Small answers are sent whole, after which nothing
-  shows whether they were taken; so a random sample of them is watched instead, and each stands for
-  `SAMPLE` bytes. A client cannot know which ones are, so the sum is right whatever it does.
+- An answer counts until its client has taken it. To watch every small answer would cost more than
+  sending it; so a random sample of them is watched, and each stands for `SAMPLE` bytes. A client cannot
+  know which ones are, so the sum is right whatever it does.
 - While connections wait for memory, clients must take their answers at a pace that rises with the
   time for which they wait. The slowest are cut off first.
 - A client that takes nothing at all is cut off in any case after the write deadline.
@@ -38,7 +38,7 @@ _NEXT_DOUBLES_AFTER: Final = 4.0
 #: Bytes of small answers for one that is watched: rare enough to cost nothing that can be measured, and
 #: a five-hundredth of the budget, so that the sum is right within a few percent when it matters.
 SAMPLE: Final = 512 << 10
-#: Bytes that granian and hyper hold for an answer over HTTP/2 beside its body.
+#: Bytes that the door holds for an answer over HTTP/2 beside its body.
 ANSWER_COST: Final = 5 << 10
 #: Seconds between two checks of answers that wait for their clients.
 _LOOK_INTERVAL: Final = 0.5
@@ -47,12 +47,15 @@ _LOOK_INTERVAL: Final = 0.5
 class PendingResponse(Protocol):
     """An answer that is being sent."""
 
-    #: Times of the event loop: when the current message was begun, and when some of it was last taken.
+    #: Times of the event loop: when the current wait began, and when something was last seen taken.
     since: float
     moved: float
-    #: Bytes of the current message that were taken.
-    taken: int
+    #: Bytes that were taken since the wait began.
+    delivered: int
     cut_off: bool
+
+    def look(self, now: float) -> None:
+        """Bring `moved` and `delivered` up to date."""
 
     @property
     def task(self) -> asyncio.Task[Any]:
@@ -61,6 +64,9 @@ class PendingResponse(Protocol):
     @property
     def connection(self) -> Hashable:
         """The connection that it is sent on."""
+
+    def disconnect(self) -> None:
+        """Close that connection: the client does not take the answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +90,6 @@ class ResponseBudget:
         self.room = Room(capacity)
         #: Clients that were cut off.
         self.cut_off = 0
-        #: Called with each answer whose client is cut off.
-        self.on_cut_off: Callable[[Any], None] = lambda answer: None
         self._sending: dict[PendingResponse, None] = {}
         self._shared: dict[Hashable, _Shared] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -164,6 +168,7 @@ class ResponseBudget:
         self._timer = None
         now, room = loop.time(), self.room
         for answer in tuple(self._sending):
+            answer.look(now)
             if now - answer.moved > self.deadline:
                 self._cut(answer)
         if room.pressed:
@@ -178,7 +183,7 @@ class ResponseBudget:
         late = [
             (lateness, answer)
             for answer in self._sending
-            if (lateness := (now - answer.since) * haste - answer.taken / PACE_MIN) > GRACE
+            if (lateness := (now - answer.since) * haste - answer.delivered / PACE_MIN) > GRACE
         ]
         late.sort(key=lambda entry: entry[0], reverse=True)
         cut = set[Hashable]()
@@ -209,4 +214,4 @@ class ResponseBudget:
         self.room.refuse(
             answer.connection, ClientHangupError("the client does not read its answers")
         )
-        self.on_cut_off(answer)
+        answer.disconnect()

@@ -49,13 +49,13 @@ class _Waiter:
 class _Account:
     """What one connection holds and waits for."""
 
-    held: int = 0
+    size: int = 0
     #: At most one for each request of the connection.
     waiting: tuple[_Waiter, ...] = ()
 
     @property
     def next_is_first(self) -> bool:
-        return bool(self.waiting) and not self.held and self.waiting[0].first
+        return bool(self.waiting) and not self.size and self.waiting[0].first
 
 
 class Room:
@@ -92,8 +92,8 @@ class Room:
     @property
     def missing(self) -> int:
         """Bytes that must be released for one answer of each connection that waits."""
-        wanted = sum(self._accounts[owner].waiting[0].size for owner in self._turns)
-        return self._common + wanted - self.largest
+        waiting = sum(self._accounts[owner].waiting[0].size for owner in self._turns)
+        return self._common + waiting - self.largest
 
     @property
     def next_waits_since(self) -> float | None:
@@ -109,7 +109,7 @@ class Room:
 
     def held_by(self, owner: Hashable) -> int:
         account = self._accounts.get(owner)
-        return account.held if account else 0
+        return account.size if account else 0
 
     async def reserve(
         self,
@@ -174,7 +174,7 @@ class Room:
             return
         account = self._account(reservation.owner)
         reservation.size += size
-        account.held += size
+        account.size += size
         if reservation.first:
             self._first += size
         else:
@@ -183,7 +183,7 @@ class Room:
             if size < 0:
                 self._settle(reservation.owner, account)
                 self._admit()
-        elif not account.held:
+        elif not account.size:
             del self._accounts[reservation.owner]
 
     def _account(self, owner: Hashable) -> _Account:
@@ -196,7 +196,7 @@ class Room:
         """Bring the turns of a connection in line with what it holds and waits for."""
         if not account.waiting:
             self._turns.pop(owner, None)
-            if not account.held:
+            if not account.size:
                 del self._accounts[owner]
         if account.next_is_first:
             self._first_turns.setdefault(owner)

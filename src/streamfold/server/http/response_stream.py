@@ -1,83 +1,56 @@
-"""A response that is being written: hands it to granian as the client takes it.
-
-granian does not report when a client has taken something (upstream defect 10), only when it takes the
-next message itself. So the last bytes of what must be known to have arrived are sent as messages of one
-byte. Events are not: some clients parse an event before all of it has arrived. So the end of a stream
-of events, at most `MESSAGES_BELOW` small messages, is not counted.
-"""
+"""A response that is being written: hands it to the door, and waits for its client."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Hashable,
-    Iterable,
-    Iterator,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Hashable
 from contextlib import AbstractAsyncContextManager
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
+from streamfold.server.http.exchange import Buffer, Exchange
 from streamfold.server.http.problems import ClientHangupError
 from streamfold.server.http.response_limits import SAMPLE, ResponseBudget
 
 if TYPE_CHECKING:
+    from streamfold.server.http.connections import Connection
     from streamfold.server.http.request import Request
 
-Message: TypeAlias = MutableMapping[str, Any]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Buffer: TypeAlias = bytes | memoryview
-
-#: The type of the message that has status and headers, and of those that have a part of the body.
-START: Final = "http.response.start"
-BODY: Final = "http.response.body"
-#: Bytes handed over at once, of an answer for which memory is reserved.
-PIECE: Final = 64 << 10
-#: Bytes handed over at once of other answers, which are batches that many followers get: smaller, since
-#: each of them has several in granian's queue.
-SHARED_PIECE: Final = 16 << 10
-#: Messages of one response that are below us at most: four in granian's queue and one that waits to
-#: enter it, and three in hyper and h2, which are read, buffered (`listener.SEND_BUFFER`) and written.
-#: Over HTTP/1 the last three are `connections.BUFFER_MAX` and the message that exceeds it.
-MESSAGES_BELOW: Final = 8
-#: Messages that follow the last one of which it must be known that it was written: granian takes the
-#: last of these only then.
-SETTLING: Final = MESSAGES_BELOW - 1
+#: Bytes that a response may be ahead of its client, if memory is reserved for it.
+AHEAD: Final = 512 << 10
+#: The same of other responses, which are batches that many followers get, in the same memory: what is
+#: larger is waited for.
+SHARED_AHEAD: Final = 16 << 10
+#: Bytes that are reserved for one of those while its client does not take it.
+SHARED_ROOM: Final = 128 << 10
 
 
 class ResponseStream:
     """A response that is being written; without `close` the client sees it break off."""
 
     __slots__ = (
-        "_events",
-        "_kept_back",
+        "_exchange",
         "_request",
-        "_send",
+        "_taken_before",
         "_unread",
         "cut_off",
+        "delivered",
         "moved",
         "since",
-        "taken",
     )
 
     def __init__(
-        self, request: Request, send: Send, response_budget: ResponseBudget, *, events: bool
+        self, request: Request, exchange: Exchange, response_budget: ResponseBudget
     ) -> None:
         self._request = request
-        #: Whether the body is a stream of events, which are sent whole.
-        self._events = events
-        self._send = send
+        self._exchange = exchange
         self._unread = response_budget
-        #: The last bytes of what was sent, until more is sent or it is settled.
-        self._kept_back = b""
-        # As `unread.Answer` has them.
+        #: Bytes that the client had taken when that was last asked for, at the latest when the current
+        #: wait began.
+        self._taken_before = 0
+        # As `PendingResponse` has them.
         self.cut_off = False
         self.since = self.moved = 0.0
-        self.taken = 0
+        self.delivered = 0
 
     @property
     def hidden_prefix(self) -> str:
@@ -89,79 +62,81 @@ class ResponseStream:
         return self._request.task
 
     @property
-    def request(self) -> Request:
-        return self._request
-
-    @property
-    def connection(self) -> Hashable:
+    def connection(self) -> Connection:
         return self._request.connection
 
     @property
-    def held(self) -> int:
-        return self._request.held
+    def reserved(self) -> int:
+        return self._request.reserved
 
     def sharing(self, key: Hashable, size: int) -> AbstractAsyncContextManager[None]:
         """Hold memory for an encoding of about `size` bytes, once for all that send it now."""
         return self._unread.sharing(key, size)
 
     async def send(self, *parts: Buffer) -> None:
-        """Hand over `parts`; returns when the client has taken all of it but a little.
+        """Hand over `parts`; returns when the client has taken all that it got, but a little.
 
-        Where memory is reserved for the response, that little is counted until `settle` or `close`,
-        and the last bytes are kept back until then. Otherwise it is counted here, if it is much.
+        Where memory is reserved for the response, that little is counted until `settle` or `close`.
+        Otherwise it is counted here, if it is much.
 
         Does not raise if the client has hung up. ClientHangupError if it takes nothing for too long.
         """
         size = sum(map(len, parts))
-        if self._request.held and self._events:
-            await self._hand_over(_pieces(parts, SHARED_PIECE, 0))
-        elif self._request.held:
-            parts = (self._kept_back, *parts)
-            self._kept_back = _end_of(parts)
-            await self._hand_over(_pieces(parts, PIECE, SETTLING))
-        elif size > SHARED_PIECE or self._unread.is_sample(size):
+        if self._request.reserved:
+            self._hand_over(parts, size)
+            await self._wait_for_client(AHEAD)
+        elif size > SHARED_AHEAD or self._unread.is_sample(size):
             await self._send_watched(parts, size)
         else:
-            await self._hand_over((b"".join(parts),))
+            self._hand_over(parts, size)
+            # Asked only when it matters: the door has to look up what the client has taken.
+            if self._request.sent - self._taken_before > SHARED_AHEAD:
+                await self._wait_for_client(SHARED_AHEAD)
 
-    async def _send_watched(self, parts: Sequence[Buffer], size: int) -> None:
-        """Hand over `parts`, and count what is below us until the client has taken all of it."""
+    async def _send_watched(self, parts: tuple[Buffer, ...], size: int) -> None:
+        """Hand over `parts`, and count them until the client has taken all."""
         response_budget = self._unread
-        if size > SHARED_PIECE:
-            below = min(size, MESSAGES_BELOW * SHARED_PIECE)
-            reservation = await response_budget.reserve(self.connection, below, first=True)
+        if size > SHARED_AHEAD:
+            room = min(size, SHARED_ROOM)
+            reservation = await response_budget.reserve(self.connection, room, first=True)
         else:
             reservation = response_budget.room.reserve_at_once(self.connection, SAMPLE)
         try:
-            end = b"" if self._events else _end_of(parts)
-            await self._hand_over(chain(_pieces(parts, SHARED_PIECE, len(end)), _single(end)))
+            self._hand_over(parts, size)
+            await self._wait_for_client(0)
         finally:
             reservation.release()
 
     async def settle(self) -> None:
         """Wait until the client has taken everything, and give back the memory for the response."""
-        if self._kept_back:
-            await self._hand_over(_single(self._kept_back))
-            self._kept_back = b""
-        self._request.release_answer()
+        if self._request.reserved:
+            await self._wait_for_client(0)
+            self._request.release_answer()
 
     async def close(self) -> None:
-        """Settle the response, and end it properly."""
+        """End the response properly, and settle it."""
+        self._exchange.end()
         await self.settle()
-        await self._send({"type": BODY, "body": b"", "more_body": False})
 
-    async def _hand_over(self, messages: Iterable[bytes]) -> None:
-        """Give messages to granian, as it takes them."""
+    def _hand_over(self, parts: tuple[Buffer, ...], size: int) -> None:
+        self._request.sent += size
+        if size <= SHARED_AHEAD:
+            self._exchange.send(b"".join(parts))
+            return
+        for part in parts:
+            self._exchange.send(part)
+
+    async def _wait_for_client(self, at_most: int) -> None:
+        """Return when the client has not taken this many bytes at most."""
         response_budget, request = self._unread, self._request
+        self._taken_before = self._exchange.delivered
+        if request.sent - self._taken_before <= at_most:
+            return
         self.since = self.moved = _now()
-        self.taken = 0
+        self.delivered = 0
         response_budget.begin(self)
         try:
-            for message in messages:
-                request.sent += len(message)
-                await self._send({"type": BODY, "body": message, "more_body": True})
-                self.taken += len(message)
-                self.moved = _now()
+            await self._exchange.unread(at_most)
         except asyncio.CancelledError:
             if self.cut_off:
                 request.task.uncancel()
@@ -172,41 +147,15 @@ class ResponseStream:
         finally:
             response_budget.end(self)
 
+    def disconnect(self) -> None:
+        self._request.connection.cut()
+
+    def look(self, now: float) -> None:
+        delivered = self._exchange.delivered - self._taken_before
+        if delivered != self.delivered:
+            self.delivered = delivered
+            self.moved = now
+
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _end_of(parts: Sequence[Buffer]) -> bytes:
-    """The last bytes of `parts`, which go one by one.
-
-    When granian has taken them all, everything before them has left granian, and the client has
-    taken it. Nothing else shows that.
-    """
-    return b"".join([part[-SETTLING:] for part in parts])[-SETTLING:]
-
-
-def _pieces(parts: Sequence[Buffer], size: int, kept: int) -> Iterator[bytes]:
-    """`parts` without their last `kept` bytes, in pieces of `size` bytes; the last may have fewer.
-
-    Views are copied once, and bytes that fit a piece not at all.
-    """
-    left = sum(map(len, parts)) - kept
-    room = min(size, left)
-    gathered: list[Buffer] = []
-    for part in parts:
-        at = 0
-        while at < len(part) and room > 0:
-            gathered.append(part[at : at + room])
-            at += len(gathered[-1])
-            room -= len(gathered[-1])
-            if not room:
-                yield b"".join(gathered)
-                left -= min(size, left)
-                room = min(size, left)
-                gathered.clear()
-
-
-def _single(data: bytes) -> Iterator[bytes]:
-    for at in range(len(data)):
-        yield data[at : at + 1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 
 #: Results that are cached, and characters of their arguments: a client may send 64 KiB.
 KEPT: Final = 4096
@@ -64,7 +64,7 @@ class OtherRule(enum.Enum):
 
 PUBLIC: Final = OtherRule.PUBLIC
 #: What a route needs. The handler checks it: only it knows which names the request is about.
-AccessRule: TypeAlias = Operation | OtherRule
+AccessRule: TypeAlias = Right | OtherRule
 
 
 class Route(NamedTuple):
@@ -113,14 +113,14 @@ class Router:
         patterns.append(_Pattern.of(words, method, handler))
 
     def _match(self, raw_path: str) -> Match | None:
-        given = raw_path.split("/")
-        for pattern in self._patterns.get(len(given), ()):
-            if pattern.pick_fixed(given) == pattern.fixed:
-                return Match(pattern.handlers, tuple([given[at] for at in pattern.placeholders]))
+        words = raw_path.split("/")
+        for pattern in self._patterns.get(len(words), ()):
+            if pattern.pick_fixed(words) == pattern.fixed:
+                return Match(pattern.handlers, tuple([words[at] for at in pattern.placeholders]))
         for pattern in self._open_patterns:
             last = len(pattern.words) - 1
-            joined = [*given[:last], "/".join(given[last:])]
-            if len(given) > last and pattern.pick_fixed(joined) == pattern.fixed:
+            joined = [*words[:last], "/".join(words[last:])]
+            if len(words) > last and pattern.pick_fixed(joined) == pattern.fixed:
                 return Match(pattern.handlers, tuple([joined[at] for at in pattern.placeholders]))
         return None
 

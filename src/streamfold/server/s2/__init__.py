@@ -1,1 +1,1 @@
-"""The S2 v1 face: requests of S2 clients, answered from the store."""
+"""The S2 v1 face: serves S2 clients from the store."""

@@ -1,12 +1,13 @@
-"""Records: append, read, check the tail; one by one, or by opening a session."""
+"""Records: append, read and check the tail, in unary requests or in sessions."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Final
 
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.model.grants import ROOT, Grant
 from streamfold.model.names import BasinName, parse_stream_name
 from streamfold.model.positions import StreamPosition
@@ -23,11 +24,12 @@ from streamfold.server.http.bodies import (
 )
 from streamfold.server.http.drain import DrainGate, WaitGuard
 from streamfold.server.http.headers import text_of
-from streamfold.server.http.offload import LIGHT_BYTES, ArrivalOrder
+from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import memoize_short
 from streamfold.server.live_reads import OWN_BATCH, LiveEncoding, LiveReads, SharedEncodings
-from streamfold.server.s2.appends import Appends, AppendSession, Ticket
+from streamfold.server.metrics import AppendMetrics
+from streamfold.server.s2.appends import AppendSession, append_request
 from streamfold.server.s2.resources import basin_of, stream_of
 from streamfold.server.s2.responses import (
     FRAME_HEADERS,
@@ -35,9 +37,10 @@ from streamfold.server.s2.responses import (
     FrameEncoding,
     report_failure,
 )
-from streamfold.server.s2.stream_refs import StreamRequest, open_stream, parse_stream_request
-from streamfold.store.read.reader import OpenStream
-from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart, StartKind
+from streamfold.server.s2.stream_refs import StreamRequest, asking_for_key, parse_stream_request
+from streamfold.store.append_queues import Submission
+from streamfold.store.log.admission import AppendRequest
+from streamfold.store.read.requests import ReadBatch, ReadRequest, ReadStart
 from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers, records_json, records_proto
 from streamfold.wire.s2.errors import Failure
@@ -55,12 +58,13 @@ from streamfold.wire.s2.urls import ReadQuery, parse_read_query
 _PROTO_HEAD: Final = (PROTO,)
 _JSON_HEAD: Final = (JSON,)
 _FORMAT: Final = headers.FORMAT.encode()
-# Looked up once: in Python 3.11 each lookup of a member takes as long as a call.
+# Looked up once: in Python 3.11, each lookup of an enum member takes as long as a call.
 _PROTO: Final = Encoding.PROTO
 _JSON: Final = Encoding.JSON
 _RAW: Final = RecordFormat.RAW
-#: Tails that a request looks up together, so that streams that are not in memory load together; and
-#: groups that all requests look up at once. The rest wait, without tasks of their own.
+#: Tails that a request looks up together, so that streams not in memory load concurrently, and the
+#: number of such groups that all requests may look up at once. The rest wait without tasks of their
+#: own.
 _TAILS_TOGETHER, _TAIL_GROUPS = 64, 4
 
 
@@ -72,21 +76,22 @@ class Records:
         store: StreamStore,
         access: Access,
         drain_gate: DrainGate,
-        appends: Appends,
+        instruments: AppendMetrics,
         followers: LiveReads,
     ) -> None:
         self._store = store
         self._access = access
         self._gate = drain_gate
-        self._appends = appends
+        self._instruments = instruments
         self._followers = followers
         self._shared = SharedEncodings()
-        self._order = ArrivalOrder()
         self._tail_groups = asyncio.Semaphore(_TAIL_GROUPS)
 
     async def append(self, request: Request, segment: str) -> None:
-        given = request.headers
-        negotiated = _negotiate_append((given.get(b"content-type", b""), given.get(b"accept", b"")))
+        request_headers = request.headers
+        negotiated = _negotiate_append(
+            (request_headers.get(b"content-type", b""), request_headers.get(b"accept", b""))
+        )
         grant = ROOT if self._access.open else await self._access.grant(request)
         stream_request = parse_stream_request(request, segment, grant)
         rights = AppendRights.of(grant, stream_request.ref)
@@ -96,62 +101,72 @@ class Records:
         encoding, record_format = _PROTO, _RAW
         if negotiated.request is not _PROTO:
             encoding = _JSON
-            if _FORMAT in given:
-                record_format = headers.parse_format(text_of(given[_FORMAT]))
-        compression = compression_of(request, encoding)
+            if _FORMAT in request_headers:
+                record_format = headers.parse_format(text_of(request_headers[_FORMAT]))
+        compression = compression_of(request)
         parts = await request.body_parts(BODY_MAX)
         if parts is None:
             raise body_too_large(encoding, BODY_MAX)
-        unparsed = _Unparsed(parts, compression, encoding, record_format)
-        wanted, ticket = unparsed.parse_light(), None
-        if wanted is not None and self._order.nothing_waits:
-            ticket = self._appends.try_submit(stream_request, rights, wanted)
-        if ticket is None:
-            ticket = await self._submit(request, stream_request, rights, unparsed, wanted)
-        ack = await ticket.ack
-        ticket.observe()
+        body = _AppendBody(parts, compression, encoding, record_format)
+        submission = self._submit(request, stream_request, rights, body)
+        try:
+            ack = await submission.ack
+        except BaseException:
+            del submission  # the error refers to this frame and is part of the ack: break the cycle
+            raise
+        self._instruments.observe(submission, ack)
         if negotiated.response is _PROTO:
-            body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
-            await request.respond(200, _PROTO_HEAD, body)
+            answer_body = records_proto.encode_append_ack(ack.start, ack.end, ack.tail)
+            await request.respond(200, _PROTO_HEAD, answer_body)
         else:
-            body = records_json.encode_append_ack(ack.start, ack.end, ack.tail)
-            await request.respond(200, _JSON_HEAD, body)
+            answer_body = records_json.encode_append_ack(ack.start, ack.end, ack.tail)
+            await request.respond(200, _JSON_HEAD, answer_body)
 
-    async def _submit(
+    def _submit(
         self,
         request: Request,
         stream_request: StreamRequest,
         rights: AppendRights,
-        unparsed: _Unparsed,
-        wanted: AppendInput | None,
-    ) -> Ticket:
-        """Submit an append in the order of arrival: a later one never overtakes a large one.
+        body: _AppendBody,
+    ) -> Submission:
+        """Submit an append.
 
-        `wanted` is what it asks for, if it parses at once.
+        A body that takes long to parse is parsed in a thread and keeps its place.
         """
-        arrival = (request.connection, *stream_request.ref)
-        if wanted is not None:
-            await self._order.reached(arrival)
-            return await self._appends.submit(stream_request, rights, wanted)
-        async with self._order.turn(arrival):
-            wanted = await request.offload(unparsed.parse)
-            return await self._appends.submit(stream_request, rights, wanted)
+        plain = body.inflate_light()
+        if plain is not None and body.is_light(plain):
+            append = append_request(stream_request, rights, body.parse(plain))
+            return self._store.stream(*stream_request.ref).submit(append)
+
+        async def parse() -> AppendRequest:
+            append = await request.offload(body.inflate_and_parse)
+            return append_request(stream_request, rights, append)
+
+        return self._store.stream(*stream_request.ref).submit(asyncio.ensure_future(parse()))
 
     async def _open_append_session(
         self, request: Request, stream_request: StreamRequest, rights: AppendRights
     ) -> None:
-        async with open_stream(self._store, stream_request, on_append=True):
-            pass  # the stream exists, and the key fits
+        stream = self._store.stream(*stream_request.ref)
+        with asking_for_key(stream_request):
+            await stream.open(
+                stream_request.sealing_key, create_with=stream_request.create_with, on_append=True
+            )
         async with self._access.active_grant(request, stream_request.grant) as active_grant:
             session = AppendSession(
-                request, stream_request, rights, active_grant, self._appends, self._gate
+                request,
+                stream,
+                partial(append_request, stream_request, rights),
+                active_grant,
+                self._instruments,
+                self._gate,
             )
             await session.run(await request.open(200, FRAME_HEADERS))
 
     async def read(self, request: Request, segment: str) -> None:
         negotiated = negotiate_read(request.header("content-type"), request.header("accept"))
         stream_request = parse_stream_request(request, segment, await self._access.grant(request))
-        stream_request.grant.require(Operation.READ, *stream_request.ref)
+        stream_request.grant.require(Right.READ, *stream_request.ref)
         query = parse_read_query(request.query)
         match negotiated.response:
             case Encoding.S2S:
@@ -166,16 +181,16 @@ class Records:
 
     async def tail(self, request: Request, segment: str) -> None:
         basin, stream = basin_of(request), stream_of(segment)
-        grant = await self._access.allow(request, Operation.CHECK_TAIL, basin, stream)
+        grant = await self._access.allow(request, Right.CHECK_TAIL, basin, stream)
         tail = await self._store.check_tail(basin, grant.full_stream_name(stream))
         await answer(request, records_json.encode_tail(tail))
 
     async def tails(self, request: Request) -> None:
-        """Answer with the tails of many streams, each as `tail` would answer for it alone."""
+        """Return the tails of many streams, each as `tail` would return it alone."""
         basin = basin_of(request)
-        await self._access.allow_some(request, Operation.CHECK_TAIL, basin)
+        await self._access.allow_some(request, Right.CHECK_TAIL, basin)
         streams = records_json.decode_tails_input(await read_json(request))
-        grant = await self._access.grant(request)  # as it is now that the body has arrived
+        grant = await self._access.grant(request)  # again, now that the body has arrived
         await request.reserve_answer(LIST_ROOM)
         tails: list[StreamPosition | Failure] = []
         for first in range(0, len(streams), _TAILS_TOGETHER):
@@ -188,14 +203,14 @@ class Records:
         await answer(request, records_json.encode_tails(streams, tails))
         for tail in tails:
             if isinstance(tail, StreamPosition):
-                self._store.usage.record_operation(Operation.CHECK_TAIL, basin)
+                self._store.usage.record_operation(Right.CHECK_TAIL, basin)
 
     async def _tail_of(
         self, request: Request, grant: Grant, basin: BasinName, name: str
     ) -> StreamPosition | Failure:
         try:
             stream = grant.full_stream_name(parse_stream_name(name))
-            grant.require(Operation.CHECK_TAIL, basin, stream)
+            grant.require(Right.CHECK_TAIL, basin, stream)
             return await self._store.check_tail(basin, stream)
         except Exception as error:
             return report_failure(error, request.hidden_prefix)
@@ -204,13 +219,18 @@ class Records:
         self, request: Request, stream_request: StreamRequest, query: ReadQuery, response: Encoding
     ) -> None:
         record_format = headers.parse_format(request.header(headers.FORMAT))
-        wanted = _wanted(query.unary())
-        async with open_stream(self._store, stream_request, on_append=False) as stream:
-            if wanted.wait:
-                batch = await self._wait_for_batch(request, stream_request, stream, wanted)
+        read_request = _read_request(query.unary())
+        read = partial(
+            self._store.stream(*stream_request.ref).read,
+            read_request,
+            stream_request.sealing_key,
+            create_with=stream_request.create_with,
+        )
+        with asking_for_key(stream_request):
+            if read_request.wait:
+                batch = await self._wait_for_batch(request, stream_request, read)
                 await request.reserve_answer(_answer_size(batch))
             else:
-                read = partial(stream.read, wanted, stream_request.sealing_key)
                 batch = await request.make_answer(OWN_BATCH, read, _answer_size)
         if response is Encoding.PROTO:
             body = records_proto.encode_read_batch(batch.payload(), batch.tail)
@@ -226,15 +246,13 @@ class Records:
         self,
         request: Request,
         stream_request: StreamRequest,
-        stream: OpenStream,
-        wanted: ReadRequest,
+        read: Callable[[], Coroutine[object, object, ReadBatch]],
     ) -> ReadBatch:
         async with (
             self._access.active_grant(request, stream_request.grant) as active_grant,
             WaitGuard(request, self._gate),
         ):
-            reading = stream.read(wanted, stream_request.sealing_key)
-            batch = await active_grant.during(reading)
+            batch = await active_grant.during(read())
             await active_grant.require()
             return batch
 
@@ -254,36 +272,39 @@ class Records:
         request: Request,
         stream_request: StreamRequest,
         query: ReadQuery,
-        presentation: LiveEncoding,
+        encoding: LiveEncoding,
     ) -> None:
-        async with (
-            open_stream(self._store, stream_request, on_append=False) as stream,
-            self._access.active_grant(request, stream_request.grant) as active_grant,
-        ):
-            opening = stream.follow(_wanted(query), stream_request.sealing_key)
-            await self._followers.serve(request, opening, active_grant, presentation)
+        opening = self._store.stream(*stream_request.ref).follow(
+            _read_request(query),
+            stream_request.sealing_key,
+            create_with=stream_request.create_with,
+            before_own_batch=partial(request.reserve_answer, OWN_BATCH),
+        )
+        with asking_for_key(stream_request):
+            async with self._access.active_grant(request, stream_request.grant) as active_grant:
+                await self._followers.serve(request, opening, active_grant, lambda _: encoding)
 
 
-class _Unparsed(Body, frozen=True, gc=False):
-    """An append as it arrived."""
+class _AppendBody(Body, frozen=True, gc=False):
+    """The body of an append request as it arrived."""
 
-    #: How the bytes of records are written, if it is JSON.
+    #: How record bytes are encoded, if the body is JSON.
     record_format: RecordFormat
 
-    def parse_light(self) -> AppendInput | None:
-        """What it asks for, if that takes milliseconds at most; None if it is work for a thread."""
-        body = self.inflate_light()
-        if body is None:
-            return None
+    def is_light(self, body: bytes) -> bool:
+        """Return whether parsing takes a few milliseconds at most."""
         if self.encoding is _PROTO:
-            return records_proto.decode_light_body(body)
-        return records_json.decode_light_body(body, self.record_format)
+            return records_proto.is_light(body)
+        return records_json.is_light(body)
 
-    def parse(self) -> AppendInput:
-        body = self.inflated()
-        if self.encoding is Encoding.PROTO:
+    def parse(self, body: bytes) -> AppendInput:
+        """Parse the inflated body."""
+        if self.encoding is _PROTO:
             return records_proto.decode_append_body(body)
         return records_json.decode_append_body(body, self.record_format)
+
+    def inflate_and_parse(self) -> AppendInput:
+        return self.parse(self.inflated())
 
 
 @memoize_short
@@ -292,14 +313,14 @@ def _negotiate_append(content_type_and_accept: tuple[bytes, bytes]) -> Negotiate
 
 
 def _answer_size(batch: ReadBatch) -> int:
-    """Bytes that a batch and its encoding take, at most."""
+    """Return the maximum bytes of a batch and its encoding."""
     return min(OWN_BATCH, 4 * batch.metered)
 
 
-def _wanted(query: ReadQuery) -> ReadRequest:
-    """The read request for the store."""
+def _read_request(query: ReadQuery) -> ReadRequest:
+    """Convert a query to the store's read request."""
     return ReadRequest(
-        ReadStart(StartKind(query.kind.value), query.start),
+        ReadStart(query.kind, query.start),
         count=query.max_records,
         bytes=query.max_bytes,
         until=query.until,

@@ -1,6 +1,6 @@
-"""Errors and read sessions as S2 clients get them: as a response, as frames, or as events.
+"""Encodes errors and read sessions for S2 clients: as a response, as frames, or as events.
 
-A browser can resume a session of server-sent events.
+Server-sent events carry ids, so a browser can resume a session.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Final
 from streamfold.errors import RetryLaterError, StoreClosingError
 from streamfold.model.positions import STREAM_START
 from streamfold.server.http.bodies import JSON
+from streamfold.server.http.exchange import Buffer
 from streamfold.server.http.headers import Headers
 from streamfold.server.http.offload import LIGHT_BYTES
 from streamfold.server.http.problems import drop_traceback, log_failure, may_change
 from streamfold.server.http.request import Request
-from streamfold.server.http.response_stream import Buffer, ResponseStream
+from streamfold.server.http.response_stream import ResponseStream
 from streamfold.server.live_reads import SharedEncodings
 from streamfold.store.read.requests import ReadBatch
 from streamfold.store.store import wall_clock
@@ -33,15 +34,15 @@ from streamfold.wire.s2.records_proto import (
 )
 from streamfold.wire.s2.sse import EventId
 
-#: Milliseconds after which a client that was turned away while draining may find the next server.
+#: Milliseconds until a client that was turned away by a drain may find the next server.
 DRAINED_RETRY_MS = b"500"
-#: Milliseconds after which other refused requests may be repeated; and seconds, for clients that know
-#: HTTP alone.
+#: Pause before other rejected requests may be retried: in milliseconds, and in seconds for clients
+#: that only know HTTP.
 _RETRY_MS, _RETRY = b"1000", b"1"
 
 
 async def write_problem(request: Request, error: Exception) -> None:
-    """Answer a request that failed before its response began."""
+    """Respond to a request that failed before its response began."""
     failure = describe_failure(error, request.hidden_prefix, changes=may_change(request))
     headers = [JSON]
     if isinstance(error, RetryLaterError):
@@ -51,28 +52,31 @@ async def write_problem(request: Request, error: Exception) -> None:
 
 
 async def end_frames(stream: ResponseStream, error: Exception, *, changes: bool = False) -> None:
-    """End a session of frames that failed, which `changes` a stream or reads it; nothing may follow."""
+    """End a failed frame session.
+
+    Nothing may follow. `changes` says whether it appends or only reads.
+    """
     failure = report_failure(error, stream.hidden_prefix, changes=changes)
     await stream.send(frames.encode_terminal(failure))
     await stream.close()
 
 
 async def end_events(stream: ResponseStream, error: Exception) -> None:
-    """End a session of server-sent events that failed; it gets no [DONE]."""
+    """End a failed session of server-sent events. It gets no [DONE]."""
     await stream.send(sse.encode_error(report_failure(error, stream.hidden_prefix)))
     await stream.close()
 
 
 def report_failure(error: Exception, hidden_prefix: str, *, changes: bool = False) -> Failure:
-    """Log what the client is not shown of an error, free its traceback, and return what is shown."""
+    """Describe an error for the client, log the details it may not see, and free the traceback."""
     log_failure(error)
     drop_traceback(error)
     return describe_failure(error, hidden_prefix, changes=changes)
 
 
-#: Bytes of a part of a batch that is worth to be sent from where it is in memory.
+#: Bytes from which a batch part is worth sending directly from memory, without a copy.
 _LARGE_PART: Final = 16 << 10
-#: Of every session of frames. Nothing on the way may hold back or change what is sent.
+#: Headers of every frame session. Proxies must neither buffer nor transform the response.
 FRAME_HEADERS: Final[Headers] = (
     (b"content-type", b"s2s/proto"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -86,7 +90,7 @@ _HEADERS: Final[Headers] = (
 
 
 class FrameEncoding:
-    """Batches as frames, each compressed as the client asked for."""
+    """Encodes batches as frames, compressed as the client requested."""
 
     headers = FRAME_HEADERS
 
@@ -96,7 +100,7 @@ class FrameEncoding:
 
     def is_heavy(self, batch: ReadBatch) -> bool:
         if self._compression is Compression.NONE:
-            return sum(map(len, batch.parts)) > FRAME_PAYLOAD_MAX  # it must be cut between records
+            return sum(map(len, batch.parts)) > FRAME_PAYLOAD_MAX  # must be split between records
         return batch.metered > LIGHT_BYTES
 
     def encode(self, batch: ReadBatch) -> tuple[Buffer, ...]:
@@ -121,7 +125,7 @@ class FrameEncoding:
 
 
 class EventEncoding:
-    """Batches as events, whose ids say how much this connection has had."""
+    """Encodes batches as events. Their ids count the records and bytes sent on this connection."""
 
     headers = _HEADERS
 

@@ -1,22 +1,21 @@
-"""The stream that a request for records is about, with the request's grant, key and configuration."""
+"""Parses the stream of a records request, with the caller's grant, key and configuration."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
-from streamfold.model.configs import StreamConfigLayer
+from streamfold.errors import KeyRequiredError
+from streamfold.model.configs import Cipher, StreamConfigLayer
 from streamfold.model.grants import Grant
 from streamfold.model.names import StreamRef
 from streamfold.server.http.headers import text_of
 from streamfold.server.http.request import Request
 from streamfold.server.s2.resources import parse_ref
 from streamfold.store.log.sealing import SealingKey
-from streamfold.store.read.reader import OpenStream
-from streamfold.store.store import StreamStore
 from streamfold.wire.s2 import headers
 from streamfold.wire.s2.headers import EncryptionKey
 
@@ -27,7 +26,7 @@ _KEY: Final = headers.ENCRYPTION_KEY.encode()
 
 
 class StreamRequest(msgspec.Struct, frozen=True, gc=False):
-    """A stream, the caller's grant, the configuration to create it with, and the key to its records."""
+    """A stream, the caller's grant, the configuration to create it with, and its key."""
 
     ref: StreamRef
     grant: Grant
@@ -40,12 +39,15 @@ class StreamRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_stream_request(request: Request, segment: str, grant: Grant) -> StreamRequest:
-    """Parse what a request is about; headers are checked even if they turn out to be unused."""
-    given = request.headers
-    ref = parse_ref(given.get(_BASIN), segment)
+    """Parse a request's stream and headers.
+
+    Headers are checked even if they turn out to be unused.
+    """
+    request_headers = request.headers
+    ref = parse_ref(request_headers.get(_BASIN), segment)
     if grant.stream_prefix:
         ref = StreamRef(ref.basin, grant.full_stream_name(ref.stream))
-    config, key = given.get(_CONFIG), given.get(_KEY)
+    config, key = request_headers.get(_CONFIG), request_headers.get(_KEY)
     return StreamRequest(
         ref,
         grant,
@@ -54,14 +56,11 @@ def parse_stream_request(request: Request, segment: str, grant: Grant) -> Stream
     )
 
 
-@asynccontextmanager
-async def open_stream(
-    store: StreamStore, stream_request: StreamRequest, *, on_append: bool
-) -> AsyncIterator[OpenStream]:
-    """The stream of a request, created if its basin allows that; raises unless the key fits."""
-    async with store.opened(
-        *stream_request.ref, create_with=stream_request.create_with, on_append=on_append
-    ) as stream:
-        if stream.cipher is not None:
-            headers.require_encryption_key(stream_request.key, stream.cipher)
-        yield stream
+@contextmanager
+def asking_for_key(stream_request: StreamRequest) -> Iterator[None]:
+    """Turn KeyRequiredError in the block into an error that names the key header."""
+    try:
+        yield
+    except KeyRequiredError as error:
+        headers.require_encryption_key(stream_request.key, Cipher(error.cipher))
+        raise

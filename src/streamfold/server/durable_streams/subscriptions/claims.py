@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from streamfold.errors import InvalidError
+from streamfold.errors import ConflictError, InvalidError
 from streamfold.model.grants import NO_RIGHTS
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.problems import (
-    NoPendingWorkError,
     WakeClaimedError,
-    WakeTokenInvalidError,
+    wake_token_invalid,
 )
 from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
 from streamfold.server.durable_streams.subscriptions.subscription import ActiveSubscription, Draft
@@ -40,7 +39,9 @@ class WakeClaims:
             if wake is not None and wake.holder is not None:
                 raise WakeClaimedError(wake.holder, draft.state.generation)
             if draft.pending is None:
-                raise NoPendingWorkError
+                raise ConflictError(
+                    "everything is acknowledged: wait for the next wake", code="no_pending_work"
+                )
             return await self._give(draft, worker)
 
     async def acknowledge(
@@ -76,8 +77,8 @@ class WakeClaims:
             draft.begin()  # claimed at once, hence not announced
         wake, token = draft.state.wake, draft.random_text()
         assert wake is not None  # noqa: S101 - begun above if none was open
-        taken = replace(wake, holder=worker, token=leases.hash_token(token))
-        draft.state = leases.hold(draft.state, taken, draft.now)
+        claimed = replace(wake, holder=worker, token=leases.hash_token(token))
+        draft.state = leases.hold(draft.state, claimed, draft.now)
         state = draft.state
         return ClaimView(
             wake.id, state.generation, token, await draft.streams(), state.config.lease_ttl_ms
@@ -86,7 +87,7 @@ class WakeClaims:
 
 def _require_good_owner(entry: ActiveSubscription) -> None:
     if entry.grant == NO_RIGHTS:
-        raise WakeTokenInvalidError(
+        raise wake_token_invalid(
             "the access token that this subscription belongs to was revoked or has expired"
         )
 

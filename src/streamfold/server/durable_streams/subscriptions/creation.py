@@ -9,13 +9,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from streamfold.errors import InvalidError, PermissionDeniedError
-from streamfold.model.access_tokens import Operation
+from streamfold.errors import ConflictError, InvalidError, PermissionDeniedError
+from streamfold.model.access_tokens import Right
 from streamfold.model.grants import Grant
 from streamfold.server.durable_streams.subscriptions.leases import Config, Subscription
 from streamfold.server.durable_streams.subscriptions.links import literal_prefix
 from streamfold.server.durable_streams.subscriptions.problems import (
-    SubscriptionExistsError,
     SubscriptionNotFoundError,
 )
 from streamfold.server.durable_streams.subscriptions.registry import SubscriptionRegistry
@@ -37,7 +36,7 @@ from streamfold.wire.durable_streams.subscriptions import (
 DESCRIPTION_MAX: Final = 4096
 
 
-class Creation:
+class SubscriptionCreator:
     """One creation or deletion of an id at a time."""
 
     def __init__(
@@ -101,14 +100,14 @@ class Creation:
         """
         time_slice = self._registry.time_slice()
         for stream in streams:
-            caller.require(Operation.READ, self._basin, stream)
+            caller.require(Right.READ, self._basin, stream)
             await time_slice.step()
         if config.wake_stream is not None:
-            caller.require(Operation.APPEND, self._basin, config.wake_stream)
+            caller.require(Right.APPEND, self._basin, config.wake_stream)
         if config.pattern is None:
             return
         prefix = caller.stream_prefix + literal_prefix(config.pattern)
-        if not caller.allows_some(Operation.READ, self._basin, prefix):
+        if not caller.allows_some(Right.READ, self._basin, prefix):
             raise PermissionDeniedError(
                 f"this access token does not allow read on any stream that fits {config.pattern!r}"
             )
@@ -167,7 +166,11 @@ async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, pre
     try:
         async with entry.alone():
             if (entry.state.config, entry.state.prefix) != (config, prefix):
-                raise SubscriptionExistsError(entry.id)
+                raise ConflictError(
+                    f"subscription {entry.id[:80]!r} exists with another configuration: delete it "
+                    "first, or choose another id",
+                    code="subscription_exists",
+                )
             if entry.state.base_url != base_url:
                 # The server is reached by another name now: callbacks must use it, too.
                 await entry.write(replace(entry.state, base_url=base_url))

@@ -42,21 +42,21 @@ class OwnerSlots:
         """Wait for a slot; the result gives it back."""
         most = self._of_root if owner is None else self._per_owner
         owned = self._owned.setdefault(owner, asyncio.Semaphore(most))
-        held: list[asyncio.Semaphore] = []
+        slots: list[asyncio.Semaphore] = []
         try:
-            held.append(await _acquired(owned))
+            slots.append(await _acquired(owned))
             if self._slow_until.get(owner, 0.0) > monotonic():
-                held.append(await _acquired(self._for_slow))
-            held.append(await _acquired(self._all))
+                slots.append(await _acquired(self._for_slow))
+            slots.append(await _acquired(self._all))
         except BaseException:
-            _release(held)
+            _release(slots)
             raise
         since = monotonic()
 
         def give_back() -> None:
             if monotonic() - since > SLOW_AFTER:
                 self._remember_slow(owner)
-            _release(held)
+            _release(slots)
 
         return give_back
 
@@ -72,9 +72,9 @@ async def _acquired(semaphore: asyncio.Semaphore) -> asyncio.Semaphore:
     return semaphore
 
 
-def _release(held: list[asyncio.Semaphore]) -> None:
-    while held:
-        held.pop().release()
+def _release(slots: list[asyncio.Semaphore]) -> None:
+    while slots:
+        slots.pop().release()
 
 
 class TimeSlice:

@@ -15,12 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamfold.backoff import pause_after
-from streamfold.errors import InvalidError
+from streamfold.errors import ConflictError, InvalidError
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.problems import (
-    AckOffsetError,
-    WakeFencedError,
-    WakeTokenInvalidError,
+    ack_offset_invalid,
+    wake_token_invalid,
 )
 from streamfold.wire.durable_streams.offsets import parse_offset
 from streamfold.wire.durable_streams.subscriptions import Ack, SubscriptionType
@@ -144,8 +143,8 @@ def expire(state: Subscription, now: int) -> Subscription:
 def is_known(state: Subscription, token: str) -> bool:
     """Whether a token is, or was, one of this subscription's wakes."""
     shown, wake = hash_token(token), state.wake
-    held = () if wake is None or wake.token is None else (wake.token,)
-    return any(compare_digest(known, shown) for known in (*held, *state.retired))
+    current = () if wake is None or wake.token is None else (wake.token,)
+    return any(compare_digest(digest, shown) for digest in (*current, *state.retired))
 
 
 def prove(state: Subscription, token: str, wake_id: str, generation: int) -> Wake:
@@ -153,9 +152,13 @@ def prove(state: Subscription, token: str, wake_id: str, generation: int) -> Wak
     shown, wake = hash_token(token), state.wake
     current = wake is not None and wake.token is not None and compare_digest(wake.token, shown)
     if not is_known(state, token):
-        raise WakeTokenInvalidError
+        raise wake_token_invalid()
     if not current or wake is None or (wake.id, state.generation) != (wake_id, generation):
-        raise WakeFencedError(generation, state.generation)
+        raise ConflictError(
+            f"the wake of generation {generation} is over, the last one was {state.generation}: "
+            "stop working on it and wait for the next",
+            code="wake_fenced",
+        )
     return wake
 
 
@@ -166,7 +169,7 @@ async def acknowledge(
     tails: Tails,
     time_slice: TimeSlice,
 ) -> Subscription:
-    """Move links that are readable forward; all of `acks`, or AckOffsetError and none."""
+    """Move links that are readable forward; all of `acks`, or ack_offset_invalid and none."""
     if not acks:
         return state
     links = dict(state.links)
@@ -175,7 +178,7 @@ async def acknowledge(
         path = state.prefix + name
         link = links.get(path) if path in readable else None
         if link is None:
-            raise AckOffsetError(f"stream {name[:80]!r} is not one of this subscription's")
+            raise ack_offset_invalid(f"stream {name[:80]!r} is not one of this subscription's")
         links[path] = replace(link, acked=_acked(link, ack, tails.get(path, 0)))
         await time_slice.step()
     return replace(state, links=links)
@@ -210,9 +213,9 @@ def _acked(link: Link, ack: Ack, tail: int) -> int:
     try:
         acked = parse_offset(ack.offset)
     except InvalidError as error:
-        raise AckOffsetError(error.message) from None
+        raise ack_offset_invalid(error.message) from None
     if not link.acked <= acked <= tail:
-        raise AckOffsetError(
+        raise ack_offset_invalid(
             f"offset {ack.offset} of stream {ack.stream[:80]!r} is out of range: acks go forward "
             "from the last one, up to the tail"
         )

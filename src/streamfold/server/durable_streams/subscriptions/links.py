@@ -67,7 +67,7 @@ class LinkedStreams:
         If a stream has gone, or is another by now, the wake is over: acks of its holder would be
         about records that no longer exist.
         """
-        known, fresh, gone = dict[str, Link | None](), dict[str, Link | None](), False
+        changed, fresh, gone = dict[str, Link | None](), dict[str, Link | None](), False
         async for path, status in self._look_at(tuple(filter(entry.may_read, streams))):
             former = entry.state.links.get(path)
             link = _relink(former, status)
@@ -78,9 +78,9 @@ class LinkedStreams:
             if former is None and link is not None and entry.wants(path):
                 fresh[path] = link
             elif former is not None and link != former:
-                known[path] = link
+                changed[path] = link
                 gone = gone or former.stream_id is not None
-        state = _with_links(entry.state, known)
+        state = _with_links(entry.state, changed)
         if gone and state.wake is not None:
             state = leases.end(state)
         return self._grow(entry, state, fresh) if fresh else state
@@ -170,14 +170,14 @@ class LinkedStreams:
         """Each stream's status; None if it does not exist. One that cannot be read is left out."""
         for at in range(0, len(paths), _TOGETHER):
             some = paths[at : at + _TOGETHER]
-            found = await asyncio.gather(*map(self._status, some))
-            for path, (readable, status) in zip(some, found, strict=True):
+            outcomes = await asyncio.gather(*map(self._status, some))
+            for path, (readable, status) in zip(some, outcomes, strict=True):
                 if readable:
                     yield path, status
 
     async def _status(self, path: str) -> tuple[bool, StreamStatus | None]:
         try:
-            return True, await self._store.durable.status(self._basin, path)
+            return True, await self._store.stream(self._basin, path).status()
         except (StreamNotFoundError, StreamForkedError, StreamDeletingError, BasinNotFoundError):
             return True, None
         except DataCorruptError as error:

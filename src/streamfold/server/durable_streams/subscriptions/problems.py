@@ -1,11 +1,4 @@
-"""Errors of subscription calls, and their form in the protocol.
-
-InvalidError          WebhookUrlRejectedError
-UnauthenticatedError  WakeTokenInvalidError
-NotFoundError         SubscriptionNotFoundError
-ConflictError         SubscriptionExistsError, WakeFencedError, WakeClaimedError,
-                      NoPendingWorkError, AckOffsetError
-"""
+"""Errors of subscription calls, and their form in the protocol."""
 
 from __future__ import annotations
 
@@ -34,42 +27,11 @@ class WebhookUrlRejectedError(InvalidError):
     code = "webhook_url_rejected"
 
 
-class WakeTokenInvalidError(UnauthenticatedError):
-    """The call carries no token of this subscription."""
-
-    code = "wake_token_invalid"
-
-    def __init__(self, message: str = "the token is not one of this subscription's wakes") -> None:
-        super().__init__(message)
-
-
 class SubscriptionNotFoundError(NotFoundError):
     code = "subscription_not_found"
 
     def __init__(self, subscription_id: str) -> None:
         super().__init__(f"subscription {subscription_id[:80]!r} does not exist: check its id")
-
-
-class SubscriptionExistsError(ConflictError):
-    code = "subscription_exists"
-
-    def __init__(self, subscription_id: str) -> None:
-        super().__init__(
-            f"subscription {subscription_id[:80]!r} exists with another configuration: "
-            "delete it first, or choose another id"
-        )
-
-
-class WakeFencedError(ConflictError):
-    """The wake that the call is about is over; another worker may have the work by now."""
-
-    code = "wake_fenced"
-
-    def __init__(self, generation: int, current: int) -> None:
-        super().__init__(
-            f"the wake of generation {generation} is over, the last one was {current}: "
-            "stop working on it and wait for the next"
-        )
 
 
 class WakeClaimedError(ConflictError):
@@ -83,37 +45,36 @@ class WakeClaimedError(ConflictError):
         self.generation = generation
 
 
-class NoPendingWorkError(ConflictError):
-    code = "no_pending_work"
-
-    def __init__(self) -> None:
-        super().__init__("everything is acknowledged: wait for the next wake")
-
-
-class AckOffsetError(ConflictError):
-    """An ack does not fit the stream; none of the call's acks was applied."""
-
-    code = "ack_offset_invalid"
-
-
-_KNOWN: Final[dict[type[StreamfoldError], tuple[int, str]]] = {
-    WebhookUrlRejectedError: (400, "WEBHOOK_URL_REJECTED"),
-    WakeTokenInvalidError: (401, "TOKEN_INVALID"),
-    SubscriptionNotFoundError: (404, "SUBSCRIPTION_NOT_FOUND"),
-    SubscriptionExistsError: (409, "SUBSCRIPTION_ALREADY_EXISTS"),
-    WakeFencedError: (409, "FENCED"),
-    WakeClaimedError: (409, "ALREADY_CLAIMED"),
-    NoPendingWorkError: (409, "NO_PENDING_WORK"),
-    AckOffsetError: (409, "INVALID_OFFSET"),
+#: By the stable code of an error: the status and the protocol's code.
+_ANSWERS: Final = {
+    "webhook_url_rejected": (400, "WEBHOOK_URL_REJECTED"),
+    "wake_token_invalid": (401, "TOKEN_INVALID"),
+    "subscription_not_found": (404, "SUBSCRIPTION_NOT_FOUND"),
+    "subscription_exists": (409, "SUBSCRIPTION_ALREADY_EXISTS"),
+    "wake_fenced": (409, "FENCED"),
+    "wake_claimed": (409, "ALREADY_CLAIMED"),
+    "no_pending_work": (409, "NO_PENDING_WORK"),
+    "ack_offset_invalid": (409, "INVALID_OFFSET"),
 }
+
+
+def wake_token_invalid(
+    message: str = "the token is not one of this subscription's wakes",
+) -> UnauthenticatedError:
+    return UnauthenticatedError(message, code="wake_token_invalid")
+
+
+def ack_offset_invalid(message: str) -> ConflictError:
+    """An ack does not fit the stream; none of the call's acks was applied."""
+    return ConflictError(message, code="ack_offset_invalid")
 
 
 async def answer_problem(request: Request, error: StreamfoldError) -> None:
     """Answer with the protocol's error object; an error without a code is raised again."""
     if isinstance(error, TooLargeError):
         status, code = 413, "INVALID_REQUEST"
-    elif type(error) in _KNOWN:
-        status, code = _KNOWN[type(error)]
+    elif error.code in _ANSWERS:
+        status, code = _ANSWERS[error.code]
     elif isinstance(error, InvalidError):
         status, code = 400, "INVALID_REQUEST"
     else:

@@ -147,15 +147,15 @@ class SubscriptionRegistry:
         async with entry.alone():
             await self._look_up_rights(entry)
             await self._notice_fresh(entry)
-            taken, entry.noticed = entry.noticed, set()
+            noticed, entry.noticed = entry.noticed, set()
             try:
-                state = await self.streams.refresh(entry, taken)
+                state = await self.streams.refresh(entry, noticed)
                 draft = Draft(entry, state, self._now(), self._random_text, self.time_slice())
                 yield draft
                 if draft.state is not entry.state:
                     await entry.write(draft.state)
             except BaseException:
-                entry.noticed |= taken
+                entry.noticed |= noticed
                 raise
             if len(entry.tails) > len(entry.state.links):
                 entry.tails = {
@@ -207,15 +207,15 @@ class SubscriptionRegistry:
     ) -> Sequence[ActiveSubscription]:
         if len(self._interested) >= _REMEMBERED:
             self.forget_interests()
-        known = self._interested
-        if stream not in known:
+        by_stream = self._interested
+        if stream not in by_stream:
             interested: list[ActiveSubscription] = []
             for entry in tuple(self.entries.values()):
                 if entry.wants(stream):
                     interested.append(entry)
                 await time_slice.step()
-            known[stream] = interested
-        return known[stream]
+            by_stream[stream] = interested
+        return by_stream[stream]
 
     async def sweep_when_needed(self) -> None:
         """Sweep all streams after storage was opened, and regularly, for as long as this runs."""

@@ -16,15 +16,15 @@ import msgspec
 from msgspec.structs import replace
 
 from streamfold.errors import StoreClosingError, StreamfoldError, TooLargeError
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.model.grants import NO_RIGHTS, ROOT, Grant
 from streamfold.server.durable_streams.subscriptions import leases
 from streamfold.server.durable_streams.subscriptions.claims import WakeClaims
-from streamfold.server.durable_streams.subscriptions.creation import Creation
+from streamfold.server.durable_streams.subscriptions.creation import SubscriptionCreator
 from streamfold.server.durable_streams.subscriptions.problems import (
     SubscriptionNotFoundError,
-    WakeTokenInvalidError,
     answer_problem,
+    wake_token_invalid,
 )
 from streamfold.server.durable_streams.subscriptions.registry import (
     SUBSCRIPTIONS_MAX,
@@ -165,7 +165,9 @@ class Subscriptions:
             local_webhooks=local_webhooks,
             own_url=None if own_url is None else own_url + CONTROL_ROOT,
         )
-        self._creation = Creation(registry, basin, now, self._start, local_webhooks=local_webhooks)
+        self._creation = SubscriptionCreator(
+            registry, basin, now, self._start, local_webhooks=local_webhooks
+        )
         self._group: asyncio.TaskGroup | None = None
         self._basin = basin
         self._router = self._route()
@@ -274,15 +276,15 @@ class Subscriptions:
         token = _bearer(request)
         entry = self.registry.find(id_)
         if entry is None or not leases.is_known(entry.state, token):
-            raise WakeTokenInvalidError
+            raise wake_token_invalid()
         return entry, token
 
     async def _jwks(self, request: Request) -> None:
         await request.respond(200, _JWKS, (await self._keyring.key()).jwks)
 
     async def _put(self, id_: str, request: Request, caller: Grant) -> None:
-        if not caller.allows_somewhere(Operation.READ, self._basin):
-            caller.require(Operation.READ, self._basin)
+        if not caller.allows_somewhere(Right.READ, self._basin):
+            caller.require(Right.READ, self._basin)
         asked = bodies.decode_subscription(await _body(request))
         base_url = self._base_url(request)
         entry, created = await self._creation.create(id_, asked, base_url, caller)
@@ -300,16 +302,16 @@ class Subscriptions:
 
     async def _link(self, id_: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
-        given = bodies.decode_streams(await _body(request))
+        names = bodies.decode_streams(await _body(request))
         paths, time_slice = list[str](), self.registry.time_slice()
-        for name in given:
+        for name in names:
             path = entry.full_name(parse_path(name))
             if path != entry.state.config.wake_stream:
                 paths.append(path)
             await time_slice.step()
         async with self.registry.changing(entry) as draft:
             for path in paths:
-                entry.grant.require(Operation.READ, self._basin, path)
+                entry.grant.require(Right.READ, self._basin, path)
                 await time_slice.step()
             draft.state = await self.registry.streams.link_explicit(draft.state, paths, entry.tails)
         self.registry.forget_interests()
@@ -381,5 +383,5 @@ async def _body(request: Request) -> bytes:
 def _bearer(request: Request) -> str:
     scheme, _, token = (request.header("authorization") or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise WakeTokenInvalidError("send the wake's token as 'authorization: Bearer <token>'")
+        raise wake_token_invalid("send the wake's token as 'authorization: Bearer <token>'")
     return token.strip()

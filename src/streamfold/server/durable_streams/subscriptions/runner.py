@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from streamfold.errors import InvalidError, StreamfoldError
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.model.grants import NO_RIGHTS
 from streamfold.model.records import Record
 from streamfold.model.resources import Claim
@@ -39,7 +39,7 @@ from streamfold.server.durable_streams.subscriptions.webhooks import (
     parse_webhook_url,
     require_allowed,
 )
-from streamfold.store.durable_streams import prepared
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.signing import SIGNATURE_HEADER
 from streamfold.wire.durable_streams.subscriptions import (
@@ -131,10 +131,10 @@ class Runner:
             return state.next_attempt_at
         if state.config.type is SubscriptionType.WEBHOOK:
             # Before the slot: a name server that does not answer must not hold slots of other owners.
-            found = await self._find_addresses(entry)
+            receiver = await self._find_addresses(entry)
             give_back = await self._slots.take(state.owner)
             try:
-                await self._deliver(entry, wake.id, found)
+                await self._deliver(entry, wake.id, receiver)
             finally:
                 give_back()
         elif entry.announced == wake.id:
@@ -152,13 +152,11 @@ class Runner:
             named, generation = entry.short_name(stream), draft.state.generation
         message = msgspec.json.encode(WakeMessage(entry.id, named, generation, self._now()))
         try:
-            entry.grant.require(Operation.APPEND, self._basin, wake_stream)
-            await self._store.durable.append(
-                self._basin,
-                wake_stream,
-                Claim(content_type="application/json"),
-                prepared([RecordBatch.of([Record(message)])]),
+            entry.grant.require(Right.APPEND, self._basin, wake_stream)
+            append = AppendRequest(
+                (RecordBatch.of([Record(message)]),), claim=Claim(content_type="application/json")
             )
+            await self._store.stream(self._basin, wake_stream).submit(append).ack
         except StreamfoldError as error:
             logger.warning("subscription %r cannot write its wake: %s", entry.id, error)
             async with self._registry.changing(entry) as draft:
@@ -170,7 +168,7 @@ class Runner:
             draft.state = leases.succeed(draft.state)
 
     async def _deliver(
-        self, entry: ActiveSubscription, wake_id: str, found: _Receiver | None
+        self, entry: ActiveSubscription, wake_id: str, receiver: _Receiver | None
     ) -> None:
         """Send a wake to a webhook's receiver, and apply its answer."""
         async with self._registry.changing(entry) as draft:
@@ -179,7 +177,7 @@ class Runner:
                 return
             call = await _call(draft, entry.token[1], self._own_url or draft.state.base_url)
             notified = {path: entry.tails.get(path, 0) for path in draft.links}
-        reply = await self._send(entry, found, msgspec.json.encode(call))
+        reply = await self._send(entry, receiver, msgspec.json.encode(call))
         async with self._registry.changing(entry) as draft:
             wake = draft.state.wake
             if wake is None or wake.id != wake_id:
@@ -206,10 +204,10 @@ class Runner:
         return target, addresses
 
     async def _send(
-        self, entry: ActiveSubscription, found: _Receiver | None, body: bytes
+        self, entry: ActiveSubscription, receiver: _Receiver | None, body: bytes
     ) -> Reply | None:
         """The receiver's answer; None without one."""
-        if found is None:
+        if receiver is None:
             return None
         key = await self._keyring.key()
         headers = {
@@ -217,7 +215,7 @@ class Runner:
             SIGNATURE_HEADER: key.sign(self._now() // 1000, body),
         }
         try:
-            reply = await self._webhooks.post(*found, headers, body)
+            reply = await self._webhooks.post(*receiver, headers, body)
         except (OSError, WebhookError) as error:
             _log_failure(entry, error)
             return None
@@ -251,11 +249,11 @@ def _advance(draft: Draft) -> None:
 
 def _is_current(draft: Draft) -> bool:
     """Whether an unclaimed wake can be announced as it is."""
-    wake, known = draft.state.wake, draft.entry.token
+    wake, token = draft.state.wake, draft.entry.token
     if draft.pending is None or wake is None:
         return False
     is_webhook = draft.state.config.type is SubscriptionType.WEBHOOK
-    return not is_webhook or (known is not None and known[0] == wake.id)
+    return not is_webhook or (token is not None and token[0] == wake.id)
 
 
 def _is_untaken(draft: Draft, wake_id: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamfold.errors import PermissionDeniedError
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.model.grants import ROOT, Grant
 from streamfold.model.names import parse_stream_name
 from streamfold.server.durable_streams.subscriptions import leases
@@ -73,13 +73,13 @@ class ActiveSubscription:
 
     def may_read(self, stream: str) -> bool:
         """Whether the owner may read a stream; it must not learn of others."""
-        return self.grant is ROOT or self.grant.allows(Operation.READ, self.basin, stream)
+        return self.grant is ROOT or self.grant.allows(Right.READ, self.basin, stream)
 
     def readable(self, links: Mapping[str, Link]) -> Mapping[str, Link]:
         """The links to streams that the owner may read."""
         if self.grant is ROOT:
             return links
-        allowed = self.grant.allowed_streams(Operation.READ, self.basin).contains
+        allowed = self.grant.allowed_streams(Right.READ, self.basin).contains
         return {path: link for path, link in links.items() if allowed(path)}
 
     def full_name(self, name: str) -> str:

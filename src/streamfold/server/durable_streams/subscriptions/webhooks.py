@@ -158,10 +158,10 @@ def _shown(parts: SplitResult) -> str:
 def resolve(host: str, port: int, flags: int = 0) -> list[str]:
     """The addresses that the machine's resolver gives."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:
         raise OSError(f"{host[:80]!r} cannot be a host's name: {error}") from error
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return list(dict.fromkeys(str(address[0]) for *_, address in addresses))
 
 
 def literal_addresses(host: str, port: int) -> Sequence[str]:
@@ -185,9 +185,9 @@ class HostLookups:
 
     async def addresses(self, owner: str | None, host: str, port: int) -> Sequence[str]:
         """The host's addresses; OSError (TimeoutError among them) if there are none in time."""
-        known = literal_addresses(host, port)
-        if known:
-            return known
+        literals = literal_addresses(host, port)
+        if literals:
+            return literals
         if self._failures.get((owner, host), 0.0) > monotonic():
             raise OSError(f"{host[:80]!r} could not be resolved less than {FAILURE_KEPT:g} s ago")
         async with asyncio.timeout(LOOKUP_TIMEOUT):
@@ -205,24 +205,24 @@ class HostLookups:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Sequence[str]] = loop.create_future()
 
-        def finish(found: Sequence[str] | OSError) -> None:
+        def finish(outcome: Sequence[str] | OSError) -> None:
             release()
             if answer.done():
                 return  # the caller gave up
-            if isinstance(found, OSError):
-                answer.set_exception(found)
+            if isinstance(outcome, OSError):
+                answer.set_exception(outcome)
             else:
-                answer.set_result(found)
+                answer.set_result(outcome)
 
         def run() -> None:
-            found: Sequence[str] | OSError = OSError(f"the lookup of {host[:80]!r} failed")
+            outcome: Sequence[str] | OSError = OSError(f"the lookup of {host[:80]!r} failed")
             try:
-                found = self._look_up(host, port)
+                outcome = self._look_up(host, port)
             except OSError as error:
-                found = error
+                outcome = error
             finally:
                 with suppress(RuntimeError):  # the loop is closed: no caller is left
-                    loop.call_soon_threadsafe(finish, found)
+                    loop.call_soon_threadsafe(finish, outcome)
 
         try:
             threading.Thread(target=run, name="webhook-lookup", daemon=True).start()
