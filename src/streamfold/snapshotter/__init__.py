@@ -1,8 +1,7 @@
-"""The snapshotter without Spark: its configuration, and how it decodes records."""
+"""The snapshotter's configuration and decoders; Spark is in its own package."""
 
-from streamfold.extras import check_installed, needing_extra
+from streamfold.extras import check_installed
 
-with needing_extra("spark"):
-    import pyarrow as pyarrow
-# Only its metrics need this one, and every process of Spark would pay for the import.
-check_installed("prometheus_client", "spark")
+# Checked, not imported: every Spark process would pay for the import.
+for _package in ("pyarrow", "prometheus_client"):
+    check_installed(_package, "spark")

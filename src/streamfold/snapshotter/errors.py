@@ -1,12 +1,12 @@
-"""Errors before a change reaches an archive.
+"""Errors that can occur before a change reaches an archive.
 
 StreamfoldError
 ├── AddressUnavailableError           choose another http.port
-└── StreamTrimmedError                write all rows again, or accept an incomplete table
+└── StreamTrimmedError                copy all rows again, or accept an incomplete table
 InvalidError
 ├── ConfigurationError                fix every line that it lists
 └── SchemaIncompatibleError
-    └── ValuesIncompatibleError       records hold values that the table's columns cannot
+    └── ValuesIncompatibleError       correct the row and copy the table again, or skip it
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from streamfold.archive.errors import SchemaIncompatibleError
 from streamfold.errors import InvalidError, StreamfoldError
 
-#: Problems that a message lists; it counts the others.
+#: Problems that a message lists; others are counted.
 PROBLEMS_SHOWN = 20
 
 
@@ -43,7 +43,7 @@ class AddressUnavailableError(StreamfoldError):
 
 
 class StreamTrimmedError(StreamfoldError):
-    """A new archive would begin on a stream that has lost its beginning, and rows with it."""
+    """A new archive would begin on a stream that has lost its first records, and rows with them."""
 
     code = "stream_trimmed"
 
@@ -59,12 +59,12 @@ class StreamTrimmedError(StreamfoldError):
 
 
 class ValuesIncompatibleError(SchemaIncompatibleError):
-    """Records hold values that their columns cannot take; none of their batch was used."""
+    """Values do not fit their columns; no record of the batch was used."""
 
     code = "schema_incompatible"
 
     def __init__(self, seq_num: int, problems: Sequence[str], key: str = "") -> None:
-        """`problems` are those of all records that do not fit; `key` is the row of the first."""
+        """`problems` of all records that do not fit; `key` of the first."""
         more = len(problems) - PROBLEMS_SHOWN
         shown = "; ".join(problems[:PROBLEMS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         row = f" (row {key})" if key else ""

@@ -1,11 +1,11 @@
-"""Computes the net change of every key over a run of decoded changes; pure and deterministic.
+"""The net change of every key over a run of decoded changes; pure and deterministic.
 
 | in order | net |
 |---|---|
 | insert … alive | INSERT |
 | update or delete … alive | UPDATE, with `before` of the first |
-| … delete | DELETE, also of a row that the run itself inserted: an extra delete is harmless |
-| truncate | everything before it is dropped, TRUNCATE comes first; deletes after it are dropped, too |
+| … delete | DELETE, even of a row that the run itself inserted: an extra delete is harmless |
+| truncate | everything before it and deletes after it are dropped; TRUNCATE comes first |
 
 `unchanged` names columns that no change of the run has sent: their values are those of the row before
 the run. After a TRUNCATE there is no such row.
@@ -13,7 +13,7 @@ the run. After a TRUNCATE there is no such row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +24,14 @@ import pyarrow.compute as pc
 from streamfold.archive.read.folding import KeyIndex
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import UNCHANGED, decoded_schema, under_schema
+from streamfold.snapshotter.decoding.records import is_op
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
 def net_schema(schema: TableSchema) -> pa.Schema:
-    """Return the Arrow schema of net changes: an archive's changes, and the columns to fill in."""
+    """Return the Arrow schema of net changes: that of an archive's changes, and `unchanged`."""
     decoded = decoded_schema(schema)
     action = pa.field("action", pa.string(), nullable=False)
     return pa.schema([action, *(decoded.field(n) for n in ("key", "before", "after", "unchanged"))])
@@ -41,31 +42,14 @@ def net_changes(runs: Sequence[pa.Table], schema: TableSchema) -> pa.Table:
 
     `runs` are decoded changes in the order of the stream, each under `schema` or an older one.
     """
-    changes = _joined(runs, schema)
-    ops = changes["op"]
-    truncates = np.flatnonzero(pc.equal(ops, "truncate").to_numpy(zero_copy_only=False))
-    cleared = len(truncates) > 0
-    if cleared:
-        changes = changes.slice(int(truncates[-1]) + 1)
-    net = _net(changes, schema, cleared) if len(changes) else net_schema(schema).empty_table()
-    return pa.concat_tables([_truncate(schema), net]) if cleared else net
-
-
-def _joined(runs: Sequence[pa.Table], schema: TableSchema) -> pa.Table:
-    wanted = decoded_schema(schema)
-    tables = [wanted.empty_table(), *(under_schema(run, schema) for run in runs)]
-    return pa.concat_tables(tables).combine_chunks()
-
-
-def _truncate(schema: TableSchema) -> pa.Table:
-    row: dict[str, object] = {
-        "action": "TRUNCATE",
-        "key": None,
-        "before": None,
-        "after": None,
-        "unchanged": [],
-    }
-    return pa.Table.from_pylist([row], schema=net_schema(schema))
+    tables = [decoded_schema(schema).empty_table(), *(under_schema(run, schema) for run in runs)]
+    changes = pa.concat_tables(tables).combine_chunks()
+    truncates = np.flatnonzero(is_op(changes["op"], "truncate"))
+    if not len(truncates):
+        return _net(changes, schema, cleared=False)
+    truncate = [{"action": "TRUNCATE", "unchanged": []}]
+    later = _net(changes.slice(int(truncates[-1]) + 1), schema, cleared=True)
+    return pa.concat_tables([pa.Table.from_pylist(truncate, schema=net_schema(schema)), later])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,40 +78,37 @@ class _Runs:
 
     def last_of(self, rows: Mask) -> Numbers:
         """Return for each key its last change among `rows`; -1 without one."""
-        found = np.full(self.keys.max() + 1, -1, np.int64)
-        found[self.keys[rows]] = np.flatnonzero(rows)
-        chosen: Numbers = found[self.keys[self.last]]
+        last = np.full(self.keys.max() + 1, -1, np.int64)
+        last[self.keys[rows]] = np.flatnonzero(rows)
+        chosen: Numbers = last[self.keys[self.last]]
         return chosen
 
 
-def _net(changes: pa.Table, schema: TableSchema, cleared: bool) -> pa.Table:
-    key, before, after = (_whole(changes[name]) for name in ("key", "before", "after"))
-    ops = changes["op"]
-    deletes = _among(ops, "delete")
+def _net(changes: pa.Table, schema: TableSchema, *, cleared: bool) -> pa.Table:
+    if not len(changes):
+        return net_schema(schema).empty_table()
+    key, before, after = (changes[name].combine_chunks() for name in ("key", "before", "after"))
+    deletes = is_op(changes["op"], "delete")
     runs = _Runs.of(key)
     if cleared:
         runs = runs.only(np.flatnonzero(~deletes[runs.last]))
     runs = runs.only(_sorted_by_key(key.take(pa.array(runs.last))))
-    gone = deletes[runs.last]
-    new = _among(ops, "insert", "read")[runs.first] | cleared
-    action = np.where(gone, "DELETE", np.where(new, "INSERT", "UPDATE"))
-    firsts = pa.array(runs.first, mask=new)
+    new = is_op(changes["op"], "insert", "read")[runs.first] | cleared
+    action = np.where(deletes[runs.last], "DELETE", np.where(new, "INSERT", "UPDATE"))
     rows, unchanged = _rows(changes, after, runs)
-    return pa.table(
-        [
-            pa.array(action, pa.string()),
-            key.take(pa.array(runs.last)),
-            before.take(firsts),
-            rows,
-            unchanged,
-        ],
-        schema=net_schema(schema),
-    )
+    columns = [
+        pa.array(action, pa.string()),
+        key.take(pa.array(runs.last)),
+        before.take(pa.array(runs.first, mask=new)),
+        rows,
+        unchanged,
+    ]
+    return pa.table(columns, schema=net_schema(schema))
 
 
 def _rows(changes: pa.Table, after: pa.StructArray, runs: _Runs) -> tuple[pa.Array, pa.Array]:
     """Return the last row of each key, filling unsent columns from the row before it."""
-    lists = _whole(changes["unchanged"])
+    lists = changes["unchanged"].combine_chunks()
     last = pa.array(runs.last)
     names = pc.unique(lists.flatten()).to_pylist()
     if not names:
@@ -139,10 +120,10 @@ def _rows(changes: pa.Table, after: pa.StructArray, runs: _Runs) -> tuple[pa.Arr
     for name in sorted(names):
         marked = _marked(lists, name, len(changes))
         source = runs.last_of(sent_rows & ~marked)
-        wanted = marked[runs.last]
-        indices = np.where(wanted, source, runs.last)
+        filled = marked[runs.last]
+        indices = np.where(filled, source, runs.last)
         columns[name] = children[name].take(pa.array(indices, mask=indices < 0))
-        for row in np.flatnonzero(wanted & (source < 0)):
+        for row in np.flatnonzero(filled & (source < 0)):
             left[row].append(name)
     absent = pa.array(~sent_rows[runs.last])
     rows = pa.StructArray.from_arrays(list(columns.values()), fields=list(after.type), mask=absent)
@@ -156,17 +137,66 @@ def _marked(lists: pa.ListArray, name: str, count: int) -> Mask:
     return marked
 
 
-def _among(ops: pa.ChunkedArray, *names: str) -> Mask:
-    found: Mask = pc.is_in(ops, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
-    return found
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
 def _sorted_by_key(keys: pa.StructArray) -> Numbers:
     columns = {str(index): child for index, child in enumerate(keys.flatten())}
     order = pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
-    found: Numbers = order.to_numpy().astype(np.int64)
-    return found
+    indices: Numbers = order.to_numpy().astype(np.int64)
+    return indices
+
+
+def has_unsent(net: pa.Table) -> bool:
+    """Return whether any change leaves a column unchanged."""
+    return bool(pc.any(pc.greater(pc.list_value_length(net["unchanged"]), 0)).as_py())
+
+
+def fill_unsent(net: pa.Table, table: Iterable[pa.RecordBatch], schema: TableSchema) -> pa.Table:
+    """Return the net changes with every column of `after` filled; null where `table` lacks the row."""
+    net = net.combine_chunks()
+    lists, after = (net[name].chunk(0) for name in ("unchanged", "after"))
+    lacking = np.flatnonzero(pc.greater(pc.list_value_length(lists), 0).to_numpy(False))
+    keys = pa.Table.from_struct_array(net["key"].chunk(0).take(pa.array(lacking)))
+    rows = _touched_rows(keys, table, schema)
+    indices = np.full(len(net), -1, np.int64)
+    indices[lacking] = _row_indices(keys, rows, schema.key_fields)
+    columns = [
+        _filled(child, field.name, lists, indices, rows)
+        for field, child in zip(after.type, after.flatten(), strict=True)
+    ]
+    images = pa.StructArray.from_arrays(columns, fields=list(after.type), mask=after.is_null())
+    return net.set_column(net.schema.get_field_index("after"), net.schema.field("after"), images)
+
+
+def _touched_rows(keys: pa.Table, table: Iterable[pa.RecordBatch], schema: TableSchema) -> pa.Table:
+    """Return the rows of the table that have one of the keys."""
+    index = KeyIndex(keys.columns)
+    tables = [schema.arrow.empty_table()]
+    for batch in table:
+        rows = pa.Table.from_batches([batch])
+        touched = index.holds([rows[name] for name in schema.key_fields])
+        tables.append(rows.filter(pa.array(touched)))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _row_indices(keys: pa.Table, rows: pa.Table, key_fields: Sequence[str]) -> Numbers:
+    """Return the index of each key's row in `rows`; -1 without one."""
+    both = [
+        pa.chunked_array([*rows[name].chunks, *keys[name].chunks], keys[name].type)
+        for name in key_fields
+    ]
+    numbers = KeyIndex(both).numbers
+    indices = np.full(int(numbers.max()) + 1, -1, np.int64)
+    indices[numbers[: len(rows)]] = np.arange(len(rows))
+    row_indices: Numbers = indices[numbers[len(rows) :]]
+    return row_indices
+
+
+def _filled(
+    column: pa.Array, name: str, lists: pa.ListArray, indices: Numbers, rows: pa.Table
+) -> pa.Array:
+    marked = _marked(lists, name, len(column))
+    if not marked.any():
+        return column
+    # One array of both, since no Arrow function replaces values of nested types.
+    both = pa.concat_arrays([column, *(chunk.cast(column.type) for chunk in rows[name].chunks)])
+    takes = np.where(marked, len(column) + indices, np.arange(len(column)))
+    return both.take(pa.array(takes, mask=marked & (indices < 0)))

@@ -1,8 +1,8 @@
-"""Finds where records are in the log of their source; pure, without I/O.
+"""Positions of records in the log of their source; pure, without I/O.
 
-`streamfold ingest` gives each record the LSN of its commit in headers (`ingest.table_stream`).
-A first copy has the LSN of its snapshot. Its rows are the table only once its end has arrived. A copy
-that is repeated begins at 0/0, and nothing before it counts.
+`streamfold ingest` adds headers with the LSN of a record's commit (`ingest.table_stream`). Rows of a
+first copy have the LSN of its snapshot, and are the table only once the copy has ended. A repeated
+copy begins at 0/0, and nothing before it counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from streamfold.archive.manifest.model import SourceRange
 from streamfold.archive.manifest.positions import LSN, format_time
 
-#: Headers with an LSN: of the commit, and of a later snapshot in which an interrupted copy ended.
+#: Headers with an LSN: of the commit, and of the later snapshot that ended an interrupted copy.
 _POSITIONS = pa.array([b"lsn", b"snapshot"])
 _COPY, _COPY_END, _NO_ROWS = b"copy", b"end", b"0"
 _PATTERN = "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"
@@ -29,22 +29,22 @@ _FORMS = 32
 
 
 class SourceSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The commits of a run of records; LSNs are numbers."""
+    """The source commits of a run of records; LSNs are numbers."""
 
     first: int
-    #: The newest of them, after the last start of a copy.
+    #: The newest, after the last start of a copy.
     last: int
     #: Whether the run ends in the middle of a first copy.
     copying: bool
-    #: Whether a copy begins again in the run, so that nothing before it counts.
+    #: Whether a copy restarts in the run, so that nothing before it counts.
     restarts: bool
-    #: Milliseconds since 1970: when the last one was committed.
+    #: Milliseconds since 1970 of the last one.
     time: int = 0
-    #: Whether a first copy begins in the run: the table has all rows once it has ended.
+    #: Whether a first copy begins in the run: once it has ended, the table has all rows.
     begins: bool = False
 
     def then(self, later: SourceSpan) -> SourceSpan:
-        """Return the span of these records and of those that follow."""
+        """Return the span of these records and the following ones."""
         return SourceSpan(
             min(self.first, later.first),
             later.last if later.restarts else max(self.last, later.last),
@@ -55,39 +55,39 @@ class SourceSpan(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def range_after(self, before: SourceRange | None) -> SourceRange:
-        """Return the range of a diff of these records, after an artifact with the range `before`."""
-        known = LSN.rank(before.last) if before is not None and not self.restarts else 0
+        """Return the range of a diff of these records after an artifact with range `before`."""
+        previous = LSN.rank(before.last) if before is not None and not self.restarts else 0
         return SourceRange(
             first=LSN.position(self.first),
-            last=LSN.position(max(known, self.last)),
+            last=LSN.position(max(previous, self.last)),
             time=format_time(datetime.fromtimestamp(self.time / 1000, UTC)),
             copying=self.copying,
         )
 
 
 def joined(spans: list[SourceSpan | None]) -> SourceSpan | None:
-    """Return the span of consecutive runs; None if no record has a position."""
-    found: SourceSpan | None = None
+    """Join the spans of consecutive runs; None if no record has a position."""
+    joint: SourceSpan | None = None
     for span in spans:
-        found = span if found is None else found if span is None else found.then(span)
-    return found
+        joint = span if joint is None else joint if span is None else joint.then(span)
+    return joint
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePositions:
-    """The positions of records that have one, in the order of the records."""
+    """The positions of the records that have one, in order."""
 
-    #: The index of each record, and its LSN in capitals.
+    #: Index and upper-case LSN of each record.
     indices: npt.NDArray[np.int64]
     lsns: pa.Array
-    #: Indices of rows of a first copy, its end excepted.
+    #: Indices of first-copy rows, without the end of the copy.
     copied: npt.NDArray[np.int64]
-    #: Indices of records that begin a first copy, before its first row.
+    #: Indices of records that begin a first copy, before its rows.
     copy_starts: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, headers: pa.Array | None) -> SourcePositions | None:
-        """Return the positions that headers of records name; None without any."""
+        """Return the positions in headers of records; None if there are none."""
         if headers is None:
             return None
         pairs, owners = headers.flatten(), pc.list_parent_indices(headers)
@@ -95,35 +95,35 @@ class SourcePositions:
         chosen = pc.is_in(names, value_set=_POSITIONS)
         if not pc.any(chosen).as_py():
             return None
-        texts, found = values.filter(chosen), owners.filter(chosen)
+        texts, indices = values.filter(chosen), owners.filter(chosen)
         readable = pc.match_substring_regex(texts, _PATTERN)
-        texts, found = texts.filter(readable).cast(pa.string()), found.filter(readable)
+        texts, indices = texts.filter(readable).cast(pa.string()), indices.filter(readable)
         copies = pc.and_(pc.equal(names, _COPY), pc.not_equal(values, _COPY_END))
         starts = pc.and_(pc.equal(names, _COPY), pc.equal(values, _NO_ROWS))
         return cls(
-            _numbers(found),
+            _numbers(indices),
             pc.ascii_upper(texts),
             _numbers(owners.filter(copies)),
             _numbers(owners.filter(starts)),
         )
 
     def only(self, indices: npt.NDArray[np.int64]) -> SourcePositions:
-        """Return the positions of these records, by their indices in order."""
-        kept = np.isin(self.indices, indices, assume_unique=False)
+        """Return the positions of the records with these indices, which are in order."""
+        mask = np.isin(self.indices, indices, assume_unique=False)
         return SourcePositions(
-            self.indices[kept],
-            self.lsns.filter(pa.array(kept)),
+            self.indices[mask],
+            self.lsns.filter(pa.array(mask)),
             self.copied[np.isin(self.copied, indices)],
             self.copy_starts[np.isin(self.copy_starts, indices)],
         )
 
     def at(self, indices: npt.NDArray[np.int64]) -> SourcePositions:
-        """Return the positions of the same records by the indices that they have among others."""
+        """Return the same positions, with the records' indices in a larger batch."""
         copied, starts = indices[self.copied], indices[self.copy_starts]
         return SourcePositions(indices[self.indices], self.lsns, copied, starts)
 
     def span(self, start: int, end: int, time: int) -> SourceSpan | None:
-        """Return the commits of the records `[start, end)`; `time` is that of the last."""
+        """Return the commits of the records `[start, end)`; `time` is the last one's."""
         first, last = np.searchsorted(self.indices, [start, end])
         if first == last:
             return None
@@ -143,16 +143,16 @@ class SourcePositions:
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = values.to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    numbers: npt.NDArray[np.int64] = values.to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
 
 
 def _extremes(texts: pa.Array) -> tuple[int, int]:
-    """Return the least and the newest LSN; texts of one form compare as their numbers do."""
+    """Return the oldest and newest LSN. Texts of equal length, slash included, compare like LSNs."""
     lengths, slashes = pc.utf8_length(texts).to_numpy(), pc.find_substring(texts, "/").to_numpy()
     forms = lengths * _FORMS + slashes
     ranks = []
     for form in np.unique(forms):
-        found = pc.min_max(texts.filter(pa.array(forms == form)))
-        ranks += [LSN.rank(found["min"].as_py()), LSN.rank(found["max"].as_py())]
+        bounds = pc.min_max(texts.filter(pa.array(forms == form)))
+        ranks += [LSN.rank(bounds["min"].as_py()), LSN.rank(bounds["max"].as_py())]
     return min(ranks), max(ranks)

@@ -1,15 +1,15 @@
-"""Finds where a run of records may end without splitting a transaction; pure, without I/O.
+"""Finds where a run of records can end without splitting a transaction; pure, without I/O.
 
-Changes of one transaction are adjacent, as in every commit log. So it is open from its first record
-until its end is marked, or until a record of another transaction or of none follows. A run may end
-before the first record of an open transaction, or at its last record.
+Changes of one transaction are adjacent, as in every commit log. So a transaction is open from its
+first record until its end is marked, or a record outside of it follows. A run can end before the first
+record of an open transaction, or at its last.
 
 | the source says | the transaction is complete |
 |---|---|
 | where it ends | at that mark |
-| only which one a change belongs to | when another record follows, or none for `quiet` |
+| only which transaction a change belongs to | when another record follows, or none for `quiet` |
 
-One that is not complete after `max_wait` or `max_records` is cut, and the caller reports it.
+A transaction that is incomplete after `max_wait` or `max_records` is cut, and the caller reports it.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 
 class Membership(NamedTuple):
-    """The state after one record: a transaction is open, or none is (`id` is None)."""
+    """The open transaction after one record; `id` is None without one."""
 
     id: str | None
-    #: Whether the source says where the transaction ends.
+    #: Whether the source marks the end.
     marked: bool = False
 
 
-#: A change of no transaction, or the last record of one.
+#: After a change outside of transactions, or the last record of one.
 OUTSIDE = Membership(None)
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """The transaction that a batch of records ends in; small, whatever the batch.
+    """The transaction in which a batch of records ends, regardless of earlier batches.
 
-    Made without the records before the batch: `follow` combines the tails of batches.
+    `follow` combines the tails of batches.
     """
 
-    #: None if no transaction is open at the end, as far as this batch shows.
+    #: None if this batch shows no open transaction at its end.
     id: str | None = None
     #: Its first record in this batch.
     since: int = -1
     marked: bool = False
-    #: No record before it in the batch ends another one: it may have begun earlier.
+    #: Whether it may have begun before the batch.
     joins: bool = False
-    #: No record of the batch says anything about transactions.
+    #: Whether no record of the batch says anything about transactions.
     silent: bool = True
 
 
-#: Tails of records that say nothing, and of records after which no transaction is open.
+#: Tails of batches that say nothing, and of batches after which no transaction is open.
 SILENT, CLOSED = Tail(), Tail(silent=False)
 
 
@@ -65,33 +65,30 @@ class OpenTransaction(NamedTuple):
 
 
 def tail_of(backwards: Iterable[tuple[int, Membership]]) -> Tail:
-    """Return the tail of records, given as (seq_num, membership) from the last one backwards.
-
-    Reads only the last transaction.
-    """
-    found: Membership | None = None
+    """Return the tail of (seq_num, membership) pairs, last record first; reads one transaction."""
+    last: Membership | None = None
     since, marked = -1, False
     for seq_num, membership in backwards:
-        if found is None and membership.id is None:
+        if last is None and membership.id is None:
             return CLOSED
-        if found is not None and membership.id != found.id:
-            return Tail(found.id, since, marked, joins=False, silent=False)
-        found, since, marked = membership, seq_num, marked or membership.marked
-    return Tail(found.id, since, marked, joins=True, silent=False) if found else SILENT
+        if last is not None and membership.id != last.id:
+            return Tail(last.id, since, marked, joins=False, silent=False)
+        last, since, marked = membership, seq_num, marked or membership.marked
+    return Tail(last.id, since, marked, joins=True, silent=False) if last else SILENT
 
 
-def follow(held: OpenTransaction | None, tail: Tail) -> OpenTransaction | None:
-    """Return what is open after a batch, given what was open before it."""
+def follow(transaction: OpenTransaction | None, tail: Tail) -> OpenTransaction | None:
+    """Return the open transaction after a batch, given the one before it."""
     if tail.silent:
-        return held
+        return transaction
     if tail.id is None:
         return None
-    if tail.joins and held is not None and held.id == tail.id:
-        return held._replace(marked=held.marked or tail.marked)
+    if tail.joins and transaction is not None and transaction.id == tail.id:
+        return transaction._replace(marked=transaction.marked or tail.marked)
     return OpenTransaction(tail.id, tail.since, tail.marked)
 
 
-#: The most records that a configuration may hold back: a larger diff would take minutes and gigabytes.
+#: The most records to hold back: a larger diff would take minutes and gigabytes.
 MAX_HELD = 20_000_000
 
 
@@ -99,47 +96,49 @@ MAX_HELD = 20_000_000
 class TransactionLimits:
     """How long to wait for the end of a transaction."""
 
-    #: The most records to hold back: they are read again when the end arrives.
-    max_records: int = 1_000_000
-    #: Must exceed the time in which all records of a transaction arrive.
+    #: The most records to hold back, which are read again when the end arrives.
+    max_records: Annotated[int, msgspec.Meta(ge=1, le=MAX_HELD)] = 1_000_000
+    #: More than it takes for all records of a transaction to arrive.
     max_wait: timedelta = timedelta(minutes=5)
-    #: Time without a record after which a transaction without an end marker is complete.
+    #: Time without records after which a transaction without an end mark is complete.
     quiet: timedelta = timedelta(seconds=5)
 
 
 class TransactionWait:
-    """The open transaction at the end of what was read of one stream, and whether to keep waiting.
+    """The open transaction at the end of what was read, and whether to wait any longer.
 
     Times are seconds of a monotonic clock.
     """
 
     def __init__(self, limits: TransactionLimits) -> None:
         self._limits = limits
-        self.held: OpenTransaction | None = None
+        self.transaction: OpenTransaction | None = None
         self._began = 0.0
         self._heard = 0.0
 
     def forget(self) -> None:
-        """Start again, at the end of a transaction."""
-        self.held = None
+        """Start again at the end of a transaction."""
+        self.transaction = None
 
     def read(self, tails: Iterable[Tail], now: float) -> None:
         """Add the tails of the next records."""
-        before = self.held
+        before = self.transaction
         for tail in tails:
-            self.held = follow(self.held, tail)
-        if self.held is not None and (before is None or before.since != self.held.since):
+            self.transaction = follow(self.transaction, tail)
+        if self.transaction is not None and (
+            before is None or before.since != self.transaction.since
+        ):
             self._began = now
         self._heard = now
 
     def is_complete(self, now: float) -> bool:
-        """Return whether what is held counts as complete: no end is marked, and no record followed."""
-        held, quiet = self.held, self._limits.quiet.total_seconds()
-        return held is not None and not held.marked and now - self._heard >= quiet
+        """Return whether the held transaction counts as complete: unmarked, and no record followed."""
+        transaction, quiet = self.transaction, self._limits.quiet.total_seconds()
+        return transaction is not None and not transaction.marked and now - self._heard >= quiet
 
     def is_cut(self, last: int, now: float) -> bool:
-        """Return whether what is held exceeds a limit; `last` is the last record read."""
-        if self.held is None:
+        """Return whether the held transaction exceeds a limit; `last` is the last record read."""
+        if self.transaction is None:
             return False
-        many = last - self.held.since + 1 >= self._limits.max_records
+        many = last - self.transaction.since + 1 >= self._limits.max_records
         return many or now - self._began >= self._limits.max_wait.total_seconds()

@@ -1,24 +1,21 @@
-"""Errors of reading and writing streams and archives with Spark; each names the way out.
+"""Errors from reading and writing streams and archives with Spark. Each message names a remedy.
 
 StreamfoldError
-├── DataLossError                 records that the query has not seen are gone
-│   ├── StreamGoneError           and so is their stream
-│   └── StreamReplacedError       another stream has its name: begin a new archive
-├── JavaMissingError              no Java that Spark can use
-└── JavaEndedError                Spark's Java process has ended: start again
+├── DataLossError                 records that the query has not read are gone
+│   ├── StreamGoneError           the whole stream is gone
+│   └── StreamReplacedError       another stream took its name: begin a new archive
+├── JavaMissingError              no Java runtime that Spark can use
+└── JavaEndedError                Spark's Java process exited: start again
 InvalidError
-└── OptionError                   an option is missing, unknown or has a bad value
+└── OptionError                   an option is missing, unknown or invalid
 RetryLaterError
 ├── EndpointUnavailableError      the server failed every attempt
 └── FilesGoneError                load the table again, and pin the epoch for long reads
-ConflictError
-├── ReplayChangedError            a repeated batch differs from the one appended in part
-├── ArchiveReplacedError          load the table again
-└── ColumnsChangedError           start the streaming query again
 
-Spark passes on an exception of its Python processes as the text of its traceback (upstream defect 12).
-So the methods that Spark calls there add a note to our errors, a line of JSON, which a traceback prints
-after the message; the driver finds that line and decodes it (`CarriesErrors`, `error_behind`).
+Spark reports an exception in one of its Python processes only as traceback text (upstream defect
+12). So the methods that Spark calls there attach a note to our errors: one line of JSON, which a
+traceback prints after the message. The driver finds and decodes that line (`CarriesErrors`,
+`error_behind`).
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from streamfold.errors import ConflictError, InvalidError, RetryLaterError, StreamfoldError
+from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
 
 
 class OptionError(InvalidError):
@@ -65,15 +62,15 @@ class StreamGoneError(DataLossError):
 
 
 class StreamReplacedError(DataLossError):
-    """A stream is not the one that an archive was made from, and may have its name."""
+    """A stream is not the one that the archive was made from, though it may have the same name."""
 
     code = "stream_replaced"
 
-    def __init__(self, stream: str, seq_num: int, timestamp: int, found: int) -> None:
+    def __init__(self, stream: str, seq_num: int, timestamp: int, current: int) -> None:
         StreamfoldError.__init__(
             self,
             f"record {seq_num} of stream {stream!r}, up to which the archive has its changes, had the "
-            f"timestamp {timestamp} and has {found}: the stream was created anew, or the archive was "
+            f"timestamp {timestamp} and has {current}: the stream was created anew, or the archive was "
             "made from another one. Begin a new archive, with another key_prefix",
         )
         self.first = 0
@@ -90,23 +87,15 @@ class EndpointUnavailableError(RetryLaterError):
         )
 
 
-class ReplayChangedError(ConflictError):
-    code = "replay_changed"
-
-    def __init__(self, stream: str, transaction: str, batch: int) -> None:
-        super().__init__(
-            f"batch {batch} of {transaction!r} was partly appended to stream {stream!r}, and now has "
-            "other rows, or the same in another order: give the option orderBy, or make the query "
-            "deterministic; nothing more was appended"
-        )
-
-
 class JavaMissingError(StreamfoldError):
     code = "java_missing"
 
 
 class JavaEndedError(StreamfoldError):
-    """Committed work is kept; the rest was not published, and its records are still in the stream."""
+    """Spark's Java process exited.
+
+    Committed work is safe. The rest was not published, and its records are still in the stream.
+    """
 
     code = "java_ended"
 
@@ -118,7 +107,7 @@ class JavaEndedError(StreamfoldError):
 
 
 class FilesGoneError(RetryLaterError):
-    """Files of the plan were collected before tasks read them; no rows are dropped silently."""
+    """Planned files were deleted before tasks read them. The read fails rather than drop rows."""
 
     code = "archive_files_gone"
 
@@ -129,65 +118,42 @@ class FilesGoneError(RetryLaterError):
         )
 
 
-class ArchiveReplacedError(ConflictError):
-    """The folder holds another archive than when the table was loaded."""
-
-    code = "archive_replaced"
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(
-            f"{uri} holds another archive than when it was loaded: load the table again"
-        )
-
-
-class ColumnsChangedError(ConflictError):
-    """Changes have columns that the streaming query does not know; none of them was delivered."""
-
-    code = "archive_columns_changed"
-
-    def __init__(self, table: str, position: str) -> None:
-        super().__init__(
-            f"the columns of table {table!r} changed in the diff that ends at {position!r}: start the "
-            "query again, which continues there with the new columns"
-        )
-
-
 _MARK = "streamfold-error: "
 _NOTE = re.compile(rf"^{_MARK}(\{{.*\}})\s*$", re.MULTILINE)
 
 
 class CarriesErrors:
-    """Base of what Spark calls in its Python processes: public methods carry our errors."""
+    """Base of classes that Spark calls in its Python processes: public methods carry our errors."""
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
         for name, member in list(vars(cls).items()):
             if inspect.isfunction(member) and not name.startswith("_"):
                 setattr(cls, name, _carrying(member))
 
 
 def error_behind(raised: BaseException) -> StreamfoldError | None:
-    """Return our error behind what Spark raised, with its code and fields; None if it is not ours."""
+    """Return our error behind a Spark exception, with code and fields; None if it is not ours."""
     if isinstance(raised, StreamfoldError):
         return raised
     for note in reversed(_NOTE.findall(str(raised))):
         try:
             return StreamfoldError.from_wire(note)
         except ValueError:
-            continue  # text of another origin that looks like a note
+            continue  # unrelated text that looks like a note
     return None
 
 
 def _carrying(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    def call(*args: Any, **given: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
         with _noted():
-            return method(*args, **given)
+            return method(*args, **named)
 
     @wraps(method)
-    def iterate(*args: Any, **given: Any) -> Iterator[Any]:
+    def iterate(*args: Any, **named: Any) -> Iterator[Any]:
         with _noted():
-            yield from method(*args, **given)
+            yield from method(*args, **named)
 
     return iterate if inspect.isgeneratorfunction(method) else call
 

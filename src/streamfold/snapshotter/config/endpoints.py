@@ -1,9 +1,9 @@
-"""Reads the settings of sources, destinations, event sinks and dead letters."""
+"""Reads the settings of sources, destinations, event sinks, credentials and dead letters."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,36 +28,30 @@ from streamfold.snapshotter.config.section import Section, read_extension, read_
 
 
 def read_source(section: Section) -> SourceSettings:
-    table, namespace, stream = (
-        section.required("table"),
-        section.text("schema"),
-        section.text("stream"),
-    )
-    section.raw(
-        "local_snapshot_path"
-    )  # accepted and ignored: a cache that this snapshotter does not need
-    settings = SourceSettings(
+    section.raw("local_snapshot_path")  # accepted for compatibility: a cache, which is not needed
+    token_file = section.text("token_file")
+    source = SourceSettings(
         server=section.parsed("server", "", _origin),
-        basin=_checked(section, "basin", parse_bucket_name) or DEFAULT_BASIN,
-        stream=stream or "",
-        table=table,
-        namespace=namespace,
+        basin=section.parsed("basin", DEFAULT_BASIN, parse_bucket_name),
+        stream=section.text("stream") or "",
+        table=section.required("table"),
+        namespace=section.text("schema"),
         client_id=section.text("client_id"),
         start=section.parsed("start", "earliest", _start),
         on_trimmed=section.choice("on_trimmed", (REFUSE, PUBLISH), REFUSE),
         token_env=section.text("token_env") or "S2_ACCESS_TOKEN",
-        token_file=_path(section.text("token_file")),
+        token_file=Path(token_file) if token_file else None,
     )
     if not section.holds("server"):
         section.problem("server", "is missing")
     # Published configurations name a table and no stream: the stream has the table's name.
-    settings = replace(settings, stream=stream or settings.qualified)
+    source = replace(source, stream=source.stream or source.qualified)
     try:
-        parse_stream_name(settings.stream or "-")
+        parse_stream_name(source.stream or "-")
     except InvalidError as error:
         section.problem("stream", error.message)
     section.close()
-    return settings
+    return source
 
 
 def _origin(text: str) -> str:
@@ -68,7 +62,7 @@ def _origin(text: str) -> str:
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.username or parts.password or parts.query:
-        # The text is not repeated: it may hold a secret.
+        # Not repeated, since it may hold a secret.
         raise InvalidError("must be an origin alone; tokens are named by token_env or token_file")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
         raise ValueError("must be host:port, or an origin such as https://host:port")
@@ -83,7 +77,9 @@ def _start(text: str) -> str:
     raise ValueError("must be earliest, latest, or a sequence number")
 
 
-def read_destination(section: Section) -> DestinationSettings | None:
+def read_destination(
+    section: Section, profiles: Mapping[str, Profile]
+) -> DestinationSettings | None:
     kind = read_extension(section, "type", DESTINATIONS)
     options = read_options(section, kind.options) if kind else None
     if kind is None or options is None:
@@ -93,51 +89,50 @@ def read_destination(section: Section) -> DestinationSettings | None:
     except InvalidError as error:
         section.problem("", error.message)
         return None
-    given = {name: getattr(options, name) for name in kind.open_options}
+    settings = {name: getattr(options, name) for name in kind.open_options}
+    credentials = options.credentials if kind.takes_credentials else None
+    _check_credentials(section, credentials, profiles)
     return DestinationSettings(
         kind.id,
         url,
-        {name: value for name, value in given.items() if value is not None},
-        options.credentials if kind.takes_credentials else None,
+        {name: value for name, value in settings.items() if value is not None},
+        credentials,
     )
 
 
-def read_event(section: Section) -> EventSettings | None:
+def read_event(section: Section, profiles: Mapping[str, Profile]) -> EventSettings | None:
     kind = read_extension(section, "type", SINKS)
     options = read_options(section, kind.options) if kind else None
     if kind is None or options is None:
         return None
-    given = {
-        name: value for name, value in msgspec.to_builtins(options).items() if value is not None
-    }
-    return EventSettings(kind.id, {"type": kind.id, **given})
+    values = msgspec.to_builtins(options)
+    settings = {name: value for name, value in values.items() if value is not None}
+    _check_credentials(section, settings.get("credentials"), profiles)
+    return EventSettings(kind.id, {"type": kind.id, **settings})
 
 
 def read_credentials(section: Section) -> dict[str, Profile]:
-    """Read profiles by name, each checked as on use."""
-    found = {}
+    """Read profiles by name."""
+    profiles = {}
     for name in section.names():
         raw = section.raw(name)
         try:
             Profiles.parse({name: raw}, path=section.path(""))
-            found[name] = Profile(**raw)
+            profiles[name] = Profile(**raw)
         except InvalidError as error:
             section.report(error.message)
-    return found
+    return profiles
 
 
-def check_credentials(
-    path: str, name: str | None, profiles: Mapping[str, Profile], problems: list[str]
-) -> None:
-    """Refuse credentials that are not configured."""
+def _check_credentials(section: Section, name: str | None, profiles: Mapping[str, Profile]) -> None:
     if name is not None and name not in profiles:
-        known = ", ".join(sorted(profiles)) or "none"
-        problems.append(f"{path}: {name} is not under credentials, which has {known}")
+        names = ", ".join(sorted(profiles)) or "none"
+        section.problem("credentials", f"{name} is not under credentials, which has {names}")
 
 
 def read_dead_letters(section: Section) -> DeadLetterSettings:
-    basin = _checked(section, "basin", parse_bucket_name)
-    stream = _checked(section, "stream", parse_stream_name)
+    basin = section.parsed("basin", None, parse_bucket_name)
+    stream = section.parsed("stream", None, parse_stream_name)
     folder = section.text("folder")
     if stream and folder:
         section.problem("", "names both a stream and a folder: choose one")
@@ -157,12 +152,3 @@ def _seq_nums(section: Section, name: str) -> tuple[int, ...]:
         return tuple(numbers)
     section.problem(name, "must be a list of seq_nums, such as [17, 42]")
     return ()
-
-
-def _checked(section: Section, name: str, parse: Callable[[str], str]) -> str | None:
-    found: str | None = section.parsed(name, None, parse)
-    return found
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None

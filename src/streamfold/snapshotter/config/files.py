@@ -1,4 +1,4 @@
-"""Loads configurations from a file, then environment variables, then flags."""
+"""Loads configurations from a file, environment variables and flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamfold.snapshotter.config.hocon import HoconError, parse_hocon
-from streamfold.snapshotter.config.model import Configuration
+from streamfold.snapshotter.config.model import SnapshotterConfiguration
 from streamfold.snapshotter.config.tables import ROOT, read_configuration
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.wording import reason_of
@@ -21,22 +21,22 @@ _PATH = re.compile(r"[\w-]+(?:\[\d+\])*(?:\.[\w-]+(?:\[\d+\])*)*")
 
 
 def environment_overrides(environment: Mapping[str, str]) -> list[tuple[list[str], str]]:
-    """Return paths and values from this configuration's variables, in the order of their names."""
-    found = []
+    """Return paths and values from the configuration's variables, by name."""
+    overrides = []
     for name in sorted(environment):
         if name.upper().startswith(PREFIX):
             parts = name[len(PREFIX) :].split("__")
-            # All capitals mean small letters: some shells and charts allow nothing else.
+            # Capitals mean small letters, since some shells and charts allow nothing else.
             path = [part.lower() if part.isupper() else part for part in parts]
-            found.append((path, environment[name]))
-    return found
+            overrides.append((path, environment[name]))
+    return overrides
 
 
 def assignment(text: str) -> tuple[list[str], str]:
-    """Parse `path=value`; ValueError if it is something else."""
+    """Parse `path=value`; ValueError for anything else."""
     path, equals, value = text.partition("=")
     if not equals or not _PATH.fullmatch(path.strip()):
-        # The text is not repeated: it may be a secret.
+        # Not repeated, since it may be a secret.
         raise ValueError("must be path=value, such as diff.interval=5s")
     return re.findall(r"[\w-]+", path), value.strip()
 
@@ -44,7 +44,7 @@ def assignment(text: str) -> tuple[list[str], str]:
 def overridden(
     values: Mapping[str, Any], overrides: Iterable[tuple[list[str], str]], problems: list[str]
 ) -> dict[str, Any]:
-    """Apply overrides in order; impossible ones go to `problems`."""
+    """Apply overrides in order, and add impossible ones to `problems`."""
     result: dict[str, Any] = copy.deepcopy(dict(values))
     for path, text in overrides:
         shown = _shown(path)
@@ -101,10 +101,10 @@ def load_configuration(
     *,
     environment: Mapping[str, str] = os.environ,
     settings: Sequence[str] = (),
-) -> Configuration:
-    """Load the file, then the environment, then `settings` (each `path=value`): the last one wins.
+) -> SnapshotterConfiguration:
+    """Load the file, overridden by the environment and then by `settings`, each `path=value`.
 
-    ConfigurationError lists all problems at once.
+    ConfigurationError lists all problems.
     """
     values = read_file(path) if path is not None else {}
     values = values[ROOT] if set(values) == {ROOT} and isinstance(values[ROOT], dict) else values

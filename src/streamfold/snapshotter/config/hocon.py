@@ -1,11 +1,11 @@
 """Parses the part of HOCON that published configurations use.
 
 Objects and arrays with `=`, `:` or nothing before the bracket, dotted keys, quoted and bare values,
-commas or line ends between members; comments after `#` and `//`, and between `/*` and `*/`. Objects of
-one name are merged; of other values, the last one wins. Includes, substitutions and joined values are
-refused: `${HOME}` must not become text.
+commas or line ends between members, and comments (`#`, `//`, `/* */`). Objects of one name are merged;
+of other values, the last one counts. Includes, substitutions and joined values are rejected: `${HOME}`
+must not become text.
 
-Every bare value is returned as text. Its user decides its type, as for environment variables.
+Bare values are text, as in environment variables; their readers decide the type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-#: Nested objects and arrays; no configuration needs as many.
+#: Nested objects and arrays: more than any configuration needs.
 _DEPTH_MAX = 64
 _COMMENT = r"(?:#|//)[^\n]*|/\*(?s:.*?)\*/"
 _BLANK = re.compile(rf"(?:[ \t\r\ufeff]|{_COMMENT})*")
@@ -25,11 +25,11 @@ _BARE = re.compile(r"(?:(?!//|/\*)[^\n,{}\[\]#\"=:$+^*&!@\\?`]|(?<=\w):(?=[/\w])
 
 
 class HoconError(ValueError):
-    """The text is not valid; the message names the line."""
+    """The text is invalid; the message names the line."""
 
 
 def parse_hocon(text: str) -> dict[str, Any]:
-    """Parse the text; HoconError names the line that is wrong."""
+    """Parse the text; HoconError names the wrong line."""
     return _Parser(text).root()
 
 
@@ -40,22 +40,22 @@ class _Parser:
 
     def root(self) -> dict[str, Any]:
         self._skip(_BLANK_LINES)
-        found = self._object(0) if self._next("{") else self._members("", 0)
+        members = self._object(0) if self._next("{") else self._members("", 0)
         self._skip(_BLANK_LINES)
         if self._position < len(self._text):
             self._fail("unexpected text after the last object")
-        return found
+        return members
 
     def _object(self, depth: int) -> dict[str, Any]:
         if depth > _DEPTH_MAX:
             self._fail(f"objects are nested more than {_DEPTH_MAX} deep")
         self._position += 1
-        found = self._members("}", depth)
+        members = self._members("}", depth)
         self._position += 1
-        return found
+        return members
 
     def _members(self, end: str, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         self._skip(_BLANK_LINES)
         while not self._at_end(end):
             path = self._path()
@@ -65,9 +65,9 @@ class _Parser:
                     name = ".".join(path)
                     self._fail(f"{name!r} must be followed by = and a value, or by {{ or [")
                 self._skip(_BLANK_LINES)
-            _put(found, path, self._value(depth))
+            _put(members, path, self._value(depth))
             self._separator(end)
-        return found
+        return members
 
     def _path(self) -> list[str]:
         path = [self._name()]
@@ -108,28 +108,28 @@ class _Parser:
         if depth > _DEPTH_MAX:
             self._fail(f"arrays are nested more than {_DEPTH_MAX} deep")
         self._position += 1
-        found: list[Any] = []
+        items: list[Any] = []
         self._skip(_BLANK_LINES)
         while not self._at_end("]"):
-            found.append(self._value(depth))
+            items.append(self._value(depth))
             self._separator("]")
         self._position += 1
-        return found
+        return items
 
     def _long_text(self) -> str:
         end = self._text.find('"""', self._position + 3)
         if end < 0:
             self._fail('a text that begins with """ must end with it')
-        found, self._position = self._text[self._position + 3 : end], end + 3
-        return found
+        text, self._position = self._text[self._position + 3 : end], end + 3
+        return text
 
     def _unquoted(self, quoted: re.Match[str]) -> str:
         try:
-            found: str = json.loads(quoted[0])
+            text: str = json.loads(quoted[0])
         except ValueError as error:
             self._fail(f"the text in quotes is not valid: {error}")
         self._position = quoted.end()
-        return found
+        return text
 
     def _separator(self, end: str) -> None:
         """Skip a comma, a line end, or nothing before `end`."""
@@ -149,8 +149,8 @@ class _Parser:
         return True
 
     def _skip(self, blank: re.Pattern[str]) -> None:
-        if found := blank.match(self._text, self._position):
-            self._position = found.end()
+        if match := blank.match(self._text, self._position):
+            self._position = match.end()
 
     def _next(self, what: str) -> bool:
         return self._text.startswith(what, self._position)
@@ -172,15 +172,15 @@ class _Parser:
         raise HoconError(f"line {line}: {rule}")
 
 
-def _put(found: dict[str, Any], path: list[str], value: Any) -> None:
+def _put(members: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
-        inner = found.get(name)
+        inner = members.get(name)
         if not isinstance(inner, dict):
-            inner = found[name] = {}
-        found = inner
-    old = found.get(path[-1])
+            inner = members[name] = {}
+        members = inner
+    old = members.get(path[-1])
     if isinstance(old, dict) and isinstance(value, dict):
         for name, item in value.items():
             _put(old, [name], item)
     else:
-        found[path[-1]] = value
+        members[path[-1]] = value

@@ -1,4 +1,4 @@
-"""The snapshotter's configuration: one model, whatever it was read from; it shows no secret."""
+"""The snapshotter's configuration, whatever it was read from; it shows no secrets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,12 +21,12 @@ from streamfold.snapshotter.decoding import DECODERS, ChangeDecoder, DecoderOpti
 from streamfold.snapshotter.decoding.envelope import EnvelopeOptions
 from streamfold.snapshotter.transactions import TransactionLimits
 
-#: The server's basin for streams without one.
+#: The server's default basin.
 DEFAULT_BASIN = "durable-streams"
 DEFAULT_INTERVAL = timedelta(seconds=30)
-#: Not the port of `streamfold serve`, which often runs on the same machine.
+#: Different from the port of `streamfold serve`, which often runs on the same machine.
 DEFAULT_PORT = 8081
-#: Default limits of a table: without any, its chain would grow without bound.
+#: Default limits of a table, whose chain would grow without bound otherwise.
 DEFAULT_THRESHOLDS = Thresholds(
     min_interval=timedelta(minutes=5),
     max_interval=timedelta(hours=6),
@@ -35,17 +35,17 @@ DEFAULT_THRESHOLDS = Thresholds(
     max_churn_records=100_000,
     max_churn_fraction=0.5,
 )
-#: What `source.on_trimmed` may say.
+#: Values of `source.on_trimmed`.
 REFUSE, PUBLISH = "refuse", "publish"
-#: Names in files for which the model has shorter ones.
+#: Names in files that are shorter in the model.
 _WRITTEN = {"interval": "diff.interval", "thresholds": "snapshot", "namespace": "schema"}
-#: Shared secrets: never shown.
+#: Shared secrets, never shown.
 _HIDDEN = ("external_id",)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """The stream whose records are changes of the table."""
+    """The stream of a table's changes."""
 
     #: Origin of the server: http://host:port.
     server: str
@@ -57,9 +57,9 @@ class SourceSettings:
     client_id: str | None = None
     #: Where a new archive starts: earliest, latest, or a sequence number.
     start: str = "earliest"
-    #: What a new archive does if the stream has lost its beginning: refuse or publish.
+    #: What a new archive does if the stream has lost its first records: refuse or publish.
     on_trimmed: str = REFUSE
-    #: The variable, or the file, that holds the access token.
+    #: The variable or file that holds the access token.
     token_env: str = "S2_ACCESS_TOKEN"  # noqa: S105 - the name of a variable
     token_file: Path | None = None
 
@@ -73,13 +73,13 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class DestinationSettings:
-    """A folder for archives; `url` as for `streamfold.blob`, without the table's own folder."""
+    """A folder for archives, without the table's own folder; `url` as for `streamfold.blob`."""
 
     type: str
     url: str
-    #: What `open_blob_store` gets besides the URL.
+    #: Options of `open_blob_store`.
     options: Mapping[str, str] = field(default_factory=dict)
-    #: The profile to use, if the storage is of AWS.
+    #: The profile to use, on AWS.
     credentials: str | None = None
 
     def folder(self, key_prefix: str) -> str:
@@ -89,7 +89,7 @@ class DestinationSettings:
 
 @dataclass(frozen=True, slots=True)
 class FormatSettings:
-    """Formats of artifacts as (id, compression); limits measure the first."""
+    """Artifact formats as (id, compression); limits apply to the first."""
 
     snapshot: tuple[tuple[str, str], ...] = (("jsonl", "none"),)
     diff: tuple[tuple[str, str], ...] = (("jsonl", "none"),)
@@ -97,10 +97,10 @@ class FormatSettings:
 
 @dataclass(frozen=True, slots=True)
 class EventSettings:
-    """A sink for events; `raw` is what `streamfold.archive.events.open_sink` takes."""
+    """An event sink; `raw` is what `streamfold.archive.events.open_sink` takes."""
 
     type: str
-    #: Hidden from logs: URLs of webhooks may hold secrets.
+    #: Hidden from logs, since webhook URLs may hold secrets.
     raw: Mapping[str, Any] = field(repr=False)
 
 
@@ -124,7 +124,7 @@ class DeadLetterSettings:
     stream: str | None = None
     #: URL of a folder.
     folder: str | None = None
-    #: Records that go there whatever they hold.
+    #: Records that go there in any case.
     records: tuple[int, ...] = ()
 
 
@@ -149,12 +149,12 @@ class TableSettings:
     #: None: chosen from the size of the table.
     buckets: int | None = None
     layout: str = STREAMFOLD.name
-    #: Whether a Delta Lake log over the files of bases is maintained; None: it is not.
+    #: Whether to maintain a Delta Lake log over the files of bases; None for no.
     delta: bool | None = None
 
     @property
     def name(self) -> str:
-        """The table's name in manifest, events and status: with its schema, if one is given."""
+        """The table's name in manifest, events and status, with its schema if there is one."""
         return self.source.qualified
 
 
@@ -162,12 +162,12 @@ class TableSettings:
 class HttpSettings:
     """The address that serves health, status and metrics."""
 
-    port: int = DEFAULT_PORT
-    host: str = "0.0.0.0"  # noqa: S104 - must be reachable in a container
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = DEFAULT_PORT
+    host: str = "0.0.0.0"  # noqa: S104 - reachable in a container
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class SnapshotterConfiguration:
     """The whole configuration."""
 
     tables: tuple[TableSettings, ...]
@@ -176,8 +176,8 @@ class Configuration:
     credentials: Mapping[str, Profile] = field(default_factory=dict)
 
 
-def describe(configuration: Configuration) -> str:
-    """Return one line `path = value` for every setting in effect, in the order of the model."""
+def describe(configuration: SnapshotterConfiguration) -> str:
+    """Return a line `path = value` for every setting in effect, in the order of the model."""
     return "\n".join(f"{path} = {value}" for path, value in _lines("", configuration))
 
 
@@ -202,7 +202,7 @@ def _lines(path: str, value: object) -> Iterator[tuple[str, str]]:
 
 def _named(path: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        if name == "raw" and isinstance(value, Mapping):  # a sink's options are beside its type
+        if name == "raw" and isinstance(value, Mapping):  # options of a sink are beside its type
             yield from _named(path, {k: v for k, v in value.items() if k != "type"})
         elif name == "options":
             yield from _lines(path, value)

@@ -1,8 +1,8 @@
-"""Reads plain values with their paths, and options of extensions; collects all problems, raises none.
+"""Reads plain values with their paths into classes; collects all problems, raises none.
 
-An option is a field of `Options`: text, a whole number, a boolean, a duration, a list of names, or
-one of several words (`Literal`). Other types are read as msgspec converts them. `msgspec.Meta` may
-limit it: `ge` and `le`, or a `pattern`, which `extra={"rule": …}` says in words.
+An option is a field of a class: text, a whole number, a boolean, a duration, a list of names, or one of
+several words (`Literal`). Other types are read as msgspec converts them. `msgspec.Meta` may limit it:
+`ge` and `le`, or a `pattern`, which `extra={"rule": …}` describes in words.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 #: Most characters of a value that a message repeats.
 _SHOWN = 60
-#: Names of settings that must not hold their value in plain text.
+#: Names of settings that must not be in plain text.
 _SECRET = re.compile(r"secret|token|password|passwd|access_key|private_key|api_key", re.IGNORECASE)
 E = TypeVar("E", bound=Extension)
 O = TypeVar("O", bound=Options)  # noqa: E741 - the options
 
 
 class Section:
-    """One object of a configuration; `close` refuses names that were not read."""
+    """One object of a configuration; `close` rejects names that were not read."""
 
     def __init__(self, raw: object, path: str, problems: list[str]) -> None:
         self._path = path
         self._problems = problems
-        self._known: list[str] = []
+        self._settings: list[str] = []
         self._values: dict[str, Any] = {}
         if isinstance(raw, dict):
             self._values = {name: value for name, value in raw.items() if value is not None}
@@ -56,7 +56,7 @@ class Section:
 
     @property
     def problem_count(self) -> int:
-        """How many problems were found so far, in all sections."""
+        """How many problems all sections have so far."""
         return len(self._problems)
 
     def holds(self, name: str) -> bool:
@@ -66,7 +66,7 @@ class Section:
         return list(self._values)
 
     def raw(self, name: str) -> Any:
-        self._known.append(name)
+        self._settings.append(name)
         return self._values.get(name)
 
     def section(self, name: str) -> Section:
@@ -74,47 +74,47 @@ class Section:
 
     def sections(self, name: str) -> list[Section]:
         """Return the objects of a list."""
-        found = self.raw(name)
-        if found is None:
+        items = self.raw(name)
+        if items is None:
             return []
-        if not isinstance(found, list):
-            self.problem(name, f"{_shown(found)} must be a list of objects")
+        if not isinstance(items, list):
+            self.problem(name, f"{_shown(items)} must be a list of objects")
             return []
         where = self.path(name)
-        return [Section(item, f"{where}[{n}]", self._problems) for n, item in enumerate(found)]
+        return [Section(item, f"{where}[{n}]", self._problems) for n, item in enumerate(items)]
 
     def required(self, name: str) -> str:
-        found = self.text(name)
-        if found is None and not self.holds(name):
+        text = self.text(name)
+        if text is None and not self.holds(name):
             self.problem(name, "is missing")
-        return found or ""
+        return text or ""
 
-    def text(self, name: str) -> str | None:
-        found = self.raw(name)
-        if found is None or (isinstance(found, str) and found.strip()):
-            return found
-        self.problem(name, f"{_shown(found)} must be text, and not empty")
+    def text(self, name: str, *, allow_empty: bool = False) -> str | None:
+        text = self.raw(name)
+        if text is None or (isinstance(text, str) and (allow_empty or text.strip())):
+            return text
+        self.problem(name, f"{_shown(text)} must be text, and not empty")
         return None
 
     def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
-        found = self.text(name)
-        if found is None or found in allowed:
-            return found or default
-        self.problem(name, f"{_shown(found)} {must_be_one_of(allowed, found)}")
+        text = self.text(name)
+        if text is None or text in allowed:
+            return text or default
+        self.problem(name, f"{_shown(text)} {must_be_one_of(allowed, text)}")
         return default
 
     def texts(self, name: str, default: Sequence[str]) -> tuple[str, ...]:
-        found = self.raw(name)
-        if found is None:
+        texts = self.raw(name)
+        if texts is None:
             return tuple(default)
-        if isinstance(found, str):
-            found = [part.strip() for part in found.split(",")]
-        if isinstance(found, list) and found and all(isinstance(x, str) and x for x in found):
-            if len(set(found)) == len(found):
-                return tuple(found)
-            self.problem(name, f"{_shown(found)} must not repeat a name")
+        if isinstance(texts, str):
+            texts = [part.strip() for part in texts.split(",")]
+        if isinstance(texts, list) and texts and all(isinstance(x, str) and x for x in texts):
+            if len(set(texts)) == len(texts):
+                return tuple(texts)
+            self.problem(name, f"{_shown(texts)} must not repeat a name")
         else:
-            self.problem(name, f"{_shown(found)} must be a list of names, and not empty")
+            self.problem(name, f"{_shown(texts)} must be a list of names, and not empty")
         return tuple(default)
 
     def whole(self, name: str, default: T, least: int, greatest: int | None = None) -> int | T:
@@ -128,47 +128,37 @@ class Section:
 
         return self.parsed(name, default, parse)
 
-    def fraction(self, name: str) -> float | None:
-        return self.parsed(name, None, _fraction)
-
-    def seconds(self, name: str) -> float | None:
-        found = self.duration(name, None)
-        return None if found is None else found.total_seconds()
-
     def duration(self, name: str, default: T) -> timedelta | T:
         return self.parsed(name, default, parse_duration)
 
-    def size(self, name: str) -> int | None:
-        return self.parsed(name, None, parse_size)
-
     def parsed(self, name: str, default: T, parse: Callable[[str], Any]) -> Any | T:
-        """Parse a value's text; ValueError and InvalidError of `parse` become a problem."""
-        found = self.raw(name)
-        if found is None:
+        """Parse a value's text; a ValueError or InvalidError becomes a problem."""
+        value = self.raw(name)
+        if value is None:
             return default
-        if isinstance(found, bool) or not isinstance(found, str | int | float):
-            self.problem(name, f"{_shown(found)} must be a single value")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            self.problem(name, f"{_shown(value)} must be a single value")
             return default
         try:
-            return parse(str(found))
+            return parse(str(value))
         except InvalidError as error:
             self.problem(name, error.message)
         except ValueError as error:
-            self.problem(name, f"{_shown(found)} {error}")
+            self.problem(name, f"{_shown(value)} {error}")
         return default
 
     def close(self) -> None:
-        """Refuse names that were not read."""
+        """Reject names that were not read."""
         for name in self._values:
-            if name in self._known:
+            if name in self._settings:
                 continue
-            near = difflib.get_close_matches(name, self._known, 1)
+            near = difflib.get_close_matches(name, self._settings, 1)
             if _SECRET.search(name):
                 hint = "secrets do not belong here: name a variable or a file that holds them"
             elif near:
                 hint = f"did you mean {near[0]}?"
             else:
-                hint = f"the settings are {', '.join(sorted(self._known))}"
+                hint = f"the settings are {', '.join(sorted(self._settings))}"
             self.problem(name, f"is not known; {hint}")
 
 
@@ -187,16 +177,16 @@ def read_extension(
     section: Section, name: str, registry: Registry[E], default: str | None = None
 ) -> E | None:
     """Read the setting that selects an extension; None after a problem."""
-    found = section.text(name) or (None if section.holds(name) else default)
-    if found is None:
+    id_ = section.text(name) or (None if section.holds(name) else default)
+    if id_ is None:
         if not section.holds(name):
             section.problem(name, f"is missing: name one of {', '.join(registry.ids())}")
         return None
-    if found not in registry:
-        section.choice(name, registry.ids(), found)
+    if id_ not in registry:
+        section.choice(name, registry.ids(), id_)
         return None
     try:
-        return registry.get(found)
+        return registry.get(id_)
     except InvalidError as error:
         section.problem(name, error.message)
         return None
@@ -204,40 +194,73 @@ def read_extension(
 
 def read_options(section: Section, options: type[O]) -> O | None:
     """Read all options and close the section; None after a problem."""
-    found, problems = {}, section.problem_count
-    for field in msgspec.structs.fields(options):
-        value = _read(section, field)
-        if value is not None:
-            found[field.name] = value
-    section.close()
+    problems = section.problem_count
+    values = _values(section, options, _read)
     if section.problem_count > problems:
         return None
     try:
-        return msgspec.convert(found, options)
+        return msgspec.convert(values, options)
     except msgspec.ValidationError as error:
         section.problem("", str(error))
         return None
 
 
-def _read(section: Section, field: msgspec.structs.FieldInfo) -> Any:
-    kind, rule = _plain(inspect.type_info(field.type))
-    if field.required and not section.holds(field.name):
-        return section.required(field.name) or None
+def read_settings(section: Section, settings: type[T]) -> T:
+    """Read all fields of a dataclass and close the section; a wrong one gets its default.
+
+    Names tell what numbers are: `_bytes` a size, `_seconds` a duration, `_fraction` and `jitter` 0 to
+    1.
+    """
+    try:
+        return settings(**_values(section, settings, _read_limit))
+    except InvalidError as error:
+        section.problem("", error.message)
+        return settings()
+
+
+def _values(
+    section: Section, kind: type, read: Callable[[Section, inspect.Field], Any]
+) -> dict[str, Any]:
+    """Return the fields of the class that the section sets, and close it."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType | inspect.DataclassType)  # noqa: S101
+    values = {field.name: read(section, field) for field in info.fields}
+    section.close()
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _read_limit(section: Section, field: inspect.Field) -> Any:
+    match field.name.rpartition("_")[2]:
+        case "bytes":
+            return section.parsed(field.name, None, parse_size)
+        case "fraction" | "jitter":
+            return section.parsed(field.name, None, _fraction)
+        case "seconds":
+            duration = section.duration(field.name, None)
+            return None if duration is None else duration.total_seconds()
+    return _read(section, field)
+
+
+def _read(section: Section, field: inspect.Field) -> Any:
+    name = field.name
+    kind, rule = _plain(field.type)
+    if field.required and not section.holds(name):
+        return section.required(name) or None
     match kind:
         case inspect.StrType(pattern=pattern):
-            return _matching(section, field.name, pattern, rule)
+            return _matching(section, name, pattern, rule)
         case inspect.LiteralType(values=values):
-            return section.choice(field.name, [str(value) for value in values], "") or None
+            return section.choice(name, [str(value) for value in values], "") or None
         case inspect.IntType(ge=ge, le=le):
-            return section.whole(field.name, None, 0 if ge is None else ge, le)
+            return section.whole(name, None, 0 if ge is None else ge, le)
         case inspect.TimeDeltaType():
-            return section.duration(field.name, None)
+            return section.duration(name, None)
         case inspect.BoolType():
-            given = section.raw(field.name)
-            return given if isinstance(given, bool) else section.parsed(field.name, None, _boolean)
+            raw = section.raw(name)
+            return raw if isinstance(raw, bool) else section.parsed(name, None, _boolean)
         case inspect.VarTupleType(item_type=inspect.StrType()):
-            return section.texts(field.name, ()) or None
-    return section.raw(field.name)
+            return section.texts(name, ()) or None
+    return section.raw(name)
 
 
 def _plain(kind: inspect.Type) -> tuple[inspect.Type, str | None]:
@@ -255,10 +278,10 @@ def _plain(kind: inspect.Type) -> tuple[inspect.Type, str | None]:
 
 
 def _matching(section: Section, name: str, pattern: str | None, rule: str | None) -> str | None:
-    found = section.text(name)
-    if found is not None and pattern is not None and not re.search(pattern, found):
-        section.problem(name, f"{found} must be {rule or f'text that matches {pattern}'}")
-    return found
+    text = section.text(name)
+    if text is not None and pattern is not None and not re.search(pattern, text):
+        section.problem(name, f"{text} must be {rule or f'text that matches {pattern}'}")
+    return text
 
 
 def _boolean(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reads a configuration from plain values; lists all problems at once."""
+"""Reads a configuration from plain values, and lists all problems."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from streamfold.archive.destinations.aws_credentials import Profile
 from streamfold.archive.formats.format import format_names, format_of, parse_format_name
 from streamfold.archive.maintenance.garbage_collection import DEFAULT_GRACE, Retention
 from streamfold.archive.schema import TableSchema
@@ -16,7 +17,6 @@ from streamfold.errors import InvalidError
 from streamfold.extensions import ExtensionBrokenError, must_be_one_of
 from streamfold.model.units import duration_text
 from streamfold.snapshotter.config.endpoints import (
-    check_credentials,
     read_credentials,
     read_dead_letters,
     read_destination,
@@ -25,33 +25,37 @@ from streamfold.snapshotter.config.endpoints import (
 )
 from streamfold.snapshotter.config.model import (
     DEFAULT_INTERVAL,
-    DEFAULT_PORT,
     DEFAULT_THRESHOLDS,
-    Configuration,
     DecoderSettings,
     FormatSettings,
     HttpSettings,
+    SnapshotterConfiguration,
     TableSettings,
 )
-from streamfold.snapshotter.config.section import Section, read_extension, read_options
+from streamfold.snapshotter.config.section import (
+    Section,
+    read_extension,
+    read_options,
+    read_settings,
+)
 from streamfold.snapshotter.decoding import DECODERS, EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.errors import ConfigurationError
-from streamfold.snapshotter.transactions import MAX_HELD, TransactionLimits
+from streamfold.snapshotter.transactions import TransactionLimits
 
 #: The object around everything in published configurations.
 ROOT = "snapshotter"
-#: Settings of a table, which are at the top level if there is only one.
+#: Settings of a table, at the top level if there is only one.
 _OF_TABLE = (
     "source", "key_fields", "key_prefix", "diff", "snapshot", "destinations", "formats", "events",
     "retention", "decoder", "schema", "dead_letters", "transactions", "buckets", "layout", "delta",
 )  # fmt: skip
-#: Shortest time between diffs: a commit takes about as long on object storage.
+#: Shortest time between diffs, about that of a commit on object storage.
 _INTERVAL_MIN = timedelta(milliseconds=100)
-#: More would make files too small to be worth a request.
+#: More would make files too small for their requests.
 _BUCKETS_MAX = 65_536
 
 
-def read_configuration(raw: Mapping[str, Any]) -> Configuration:
+def read_configuration(raw: Mapping[str, Any]) -> SnapshotterConfiguration:
     """Read the configuration; ConfigurationError lists all problems."""
     problems: list[str] = []
     values = dict(raw)
@@ -59,24 +63,13 @@ def read_configuration(raw: Mapping[str, Any]) -> Configuration:
         values = values[ROOT]
     top = Section(values, "", problems)
     credentials = read_credentials(top.section("credentials"))
-    http = _http(top.section("http"))
-    tables = tuple(_read_table(section) for section in _table_sections(top, problems))
+    http = read_settings(top.section("http"), HttpSettings)
+    tables = tuple(_read_table(section, credentials) for section in _table_sections(top, problems))
     top.close()
-    for table, path in zip(tables, _paths(top, len(tables)), strict=True):
-        for n, destination in enumerate(table.destinations):
-            where = f"{path}destinations[{n}].credentials"
-            check_credentials(where, destination.credentials, credentials, problems)
-        for n, event in enumerate(table.events):
-            where = f"{path}events[{n}].credentials"
-            check_credentials(where, event.raw.get("credentials"), credentials, problems)
     _check_folders(tables, problems)
     if problems:
         raise ConfigurationError(problems)
-    return Configuration(tables, http, credentials)
-
-
-def _paths(top: Section, count: int) -> list[str]:
-    return [f"tables[{n}]." for n in range(count)] if top.holds("tables") else [""] * count
+    return SnapshotterConfiguration(tables, http, credentials)
 
 
 def _table_sections(top: Section, problems: list[str]) -> list[Section]:
@@ -86,20 +79,13 @@ def _table_sections(top: Section, problems: list[str]) -> list[Section]:
         return [Section(inline, "", problems)]
     for name in inline:
         top.problem(name, "is beside tables: put it into each table")
-    found = top.sections("tables")
-    if not found:
+    sections = top.sections("tables")
+    if not sections:
         top.problem("tables", "must name at least one table")
-    return found
+    return sections
 
 
-def _http(section: Section) -> HttpSettings:
-    port = section.whole("port", DEFAULT_PORT, 0, 65535)
-    host = section.text("host") or HttpSettings().host
-    section.close()
-    return HttpSettings(port, host)
-
-
-def _read_table(section: Section) -> TableSettings:
+def _read_table(section: Section, credentials: Mapping[str, Profile]) -> TableSettings:
     source = read_source(section.section("source"))
     keys = section.texts("key_fields", ("id",))
     diff = section.section("diff")
@@ -107,18 +93,24 @@ def _read_table(section: Section) -> TableSettings:
     if interval < _INTERVAL_MIN:
         diff.problem("interval", f"{diff.raw('interval')} must be at least 100ms")
     diff.close()
-    destinations = [read_destination(found) for found in section.sections("destinations")]
+    destinations = [
+        read_destination(destination, credentials)
+        for destination in section.sections("destinations")
+    ]
     if not destinations and not _is_wrong_list(section, "destinations"):
         section.problem("destinations", "must name at least one destination")
+    key_prefix = section.text("key_prefix", allow_empty=True)
     settings = TableSettings(
         source=source,
-        destinations=tuple(found for found in destinations if found),
+        destinations=tuple(destination for destination in destinations if destination),
         key_fields=keys,
-        key_prefix=section.text("key_prefix") or f"{source.table}/",
+        key_prefix=f"{source.table}/" if key_prefix is None else key_prefix,
         interval=interval,
         thresholds=_thresholds(section),
         formats=_formats(section.section("formats")),
-        events=tuple(e for s in section.sections("events") if (e := read_event(s))),
+        events=tuple(
+            event for sink in section.sections("events") if (event := read_event(sink, credentials))
+        ),
         retention=_retention(section.section("retention")),
         decoder=_decoder(section.section("decoder")),
         schema=_schema(section, keys),
@@ -140,50 +132,32 @@ def _is_wrong_list(section: Section, name: str) -> bool:
 
 
 def _thresholds(section: Section) -> Thresholds:
-    """Return the given limits; the defaults if none is given."""
+    """Return the configured limits, or the defaults without any."""
     if not section.holds("snapshot"):
         section.raw("snapshot")
         return DEFAULT_THRESHOLDS
     limits = section.section("snapshot")
-    found = Thresholds(
-        min_interval=limits.duration("min_interval", None),
-        max_interval=limits.duration("max_interval", None),
-        max_diff_bytes=limits.size("max_diff_bytes"),
-        max_diff_fraction=limits.fraction("max_diff_fraction"),
-        max_churn_records=limits.whole("max_churn_records", None, 0),
-        max_churn_fraction=limits.fraction("max_churn_fraction"),
-        max_chain_bytes=limits.size("max_chain_bytes"),
-        max_chain_diffs=limits.whole("max_chain_diffs", None, 0),
-        max_replay_seconds=limits.seconds("max_replay_seconds"),
-        jitter=_jitter(limits),
-    )
-    if found.min_interval and found.max_interval and found.min_interval > found.max_interval:
-        shortest, longest = limits.raw("min_interval"), limits.raw("max_interval")
+    thresholds = read_settings(limits, Thresholds)
+    shortest, longest = thresholds.min_interval, thresholds.max_interval
+    if shortest and longest and shortest > longest:
         limits.problem(
-            "min_interval", f"{shortest} must not be longer than max_interval, {longest}"
+            "min_interval",
+            f"{duration_text(shortest)} must not be longer than max_interval, "
+            f"{duration_text(longest)}",
         )
-    given = [name for name in limits.names() if name.startswith("max_")]
-    if all(limits.raw(name) in (0, "0") for name in given):
+    names = [name for name in limits.names() if name.startswith("max_")]
+    if all(limits.raw(name) in (0, "0") for name in names):
         limits.problem("", "sets no limit, so the chain would grow without bound: set one")
-    limits.close()
-    return found
-
-
-def _jitter(limits: Section) -> float:
-    jitter = limits.fraction("jitter") or 0.0
-    if jitter == 1:
-        limits.problem("jitter", "1 must be below 1")
-        return 0.0
-    return jitter
+    return thresholds
 
 
 def _formats(section: Section) -> FormatSettings:
     usual = FormatSettings()
-    found = FormatSettings(
+    formats = FormatSettings(
         _format_list(section, "snapshot", usual.snapshot), _format_list(section, "diff", usual.diff)
     )
     section.close()
-    return found
+    return formats
 
 
 def _format_list(
@@ -206,13 +180,13 @@ def _format_list(
 
 def _retention(section: Section) -> Retention:
     keep = section.whole("keep_epochs", None, 0)
-    found = Retention(
+    retention = Retention(
         keep_epochs=keep or None,
         max_age=section.duration("max_age", None),
         grace=section.duration("grace", DEFAULT_GRACE),
     )
     section.close()
-    return found
+    return retention
 
 
 def _decoder(section: Section) -> DecoderSettings:
@@ -222,20 +196,14 @@ def _decoder(section: Section) -> DecoderSettings:
 
 
 def _transactions(section: Section) -> TransactionLimits:
-    usual = TransactionLimits()
-    found = TransactionLimits(
-        max_records=section.whole("max_records", usual.max_records, 1, MAX_HELD),
-        max_wait=section.duration("max_wait", usual.max_wait),
-        quiet=section.duration("quiet", usual.quiet),
-    )
-    if found.quiet > found.max_wait:
+    limits = read_settings(section, TransactionLimits)
+    if limits.quiet > limits.max_wait:
         section.problem(
             "quiet",
-            f"{duration_text(found.quiet)} must not be longer than max_wait, "
-            f"{duration_text(found.max_wait)}",
+            f"{duration_text(limits.quiet)} must not be longer than max_wait, "
+            f"{duration_text(limits.max_wait)}",
         )
-    section.close()
-    return found
+    return limits
 
 
 def _schema(section: Section, keys: tuple[str, ...]) -> TableSchema | None:
@@ -250,24 +218,24 @@ def _schema(section: Section, keys: tuple[str, ...]) -> TableSchema | None:
 
 
 def _delta(section: Section) -> bool | None:
-    """Return True if the log is wanted; None otherwise, so that it is not listed."""
-    found = section.raw("delta")
-    if found not in (None, True, False, "true", "false"):
-        section.problem("delta", f"{found} must be true or false")
-    return True if found in (True, "true") else None
+    """Return True to maintain the log; None otherwise, so that it is not listed."""
+    value = section.raw("delta")
+    if value not in (None, True, False, "true", "false"):
+        section.problem("delta", f"{value} must be true or false")
+    return True if value in (True, "true") else None
 
 
 def _buckets(section: Section) -> int | None:
     if section.raw("buckets") == "auto":
         return None
-    found = section.whole("buckets", None, 1, _BUCKETS_MAX)
-    if found is not None and found & (found - 1):
-        section.problem("buckets", f"{found} must be a power of two, such as 8, or auto")
-    return found
+    count = section.whole("buckets", None, 1, _BUCKETS_MAX)
+    if count is not None and count & (count - 1):
+        section.problem("buckets", f"{count} must be a power of two, such as 8, or auto")
+    return count
 
 
 def _check_layout(section: Section, table: TableSettings) -> None:
-    """Refuse what Laredo's reader could not rebuild."""
+    """Reject tables that Laredo's reader could not rebuild."""
     layout = LAYOUTS[table.layout]
     if not layout.is_published:
         return
@@ -288,7 +256,7 @@ def _check_layout(section: Section, table: TableSettings) -> None:
 
 
 def _check_folders(tables: tuple[TableSettings, ...], problems: list[str]) -> None:
-    """Refuse tables that share a folder or a name."""
+    """Reject tables that share a folder or a name."""
     folders = Counter(d.folder(t.key_prefix) for t in tables for d in t.destinations)
     for folder, count in folders.items():
         if count > 1:

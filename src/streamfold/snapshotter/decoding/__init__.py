@@ -1,4 +1,4 @@
-"""Decodes records of a stream to changes of a table."""
+"""Decodes the records of a stream into changes of a table."""
 
 from streamfold.snapshotter.decoding.arrow_rows import ABSENT, RowReading
 from streamfold.snapshotter.decoding.assembly import DEAD_LETTER, STOP, Assembly

@@ -1,6 +1,6 @@
-"""Reads rows in JSON with Arrow's reader, which gives up on anything rare, new or wrong.
+"""Reads JSON rows with Arrow, which gives up on anything rare, new or wrong.
 
-`value_reader` then reads them again; both give the same columns if both can.
+`value_reader` then reads them again; what both can read becomes the same columns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streamfold.archive.formats.jsonl.json_values import readable_type, restored
 from streamfold.archive.schema import is_decimal
 from streamfold.snapshotter.decoding.json_values import PLAIN, Hint
 
-#: Bytes of lines for Arrow's reader at once: it needs several times as much memory.
+#: Bytes of lines that Arrow reads at once, with several times as much memory.
 BLOCK_BYTES = 1 << 20
-#: A row in JSON that is not parsed yet; all absent rows are the same object.
+#: An absent row; others are JSON that is not parsed yet.
 ABSENT = msgspec.Raw(b"null")
 
 
@@ -34,35 +34,35 @@ Mask = npt.NDArray[np.bool_]
 
 
 class NotPlainError(Exception):
-    """Arrow's reader cannot read the rows: something is rare, new or wrong."""
+    """Arrow cannot read the rows: something is rare, new or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowReading:
     """How to read a decoder's rows."""
 
-    #: Replaces a value that the source did not send, because it did not change.
+    #: Stands for a value that the source did not send because it did not change.
     marker: str | None = None
-    #: The unit of times without zone if they are numbers; None if they are text.
+    #: The unit of times without zone that are numbers; None if they are text.
     time_unit: str | None = None
     #: The source's hints about columns, by name.
     hints: dict[str, Hint] = field(default_factory=dict)
 
     def hint(self, column: pa.Field) -> Hint:
-        found = self.hints.get(column.name)
-        if found is not None:
-            return found
+        hint = self.hints.get(column.name)
+        if hint is not None:
+            return hint
         return Hint(unit=self.time_unit) if self.time_unit else PLAIN
 
     def is_counted(self, kind: pa.DataType) -> bool:
-        """Return whether columns of this type are times written as whole numbers."""
+        """Return whether values of this type are written as whole numbers."""
         if self.time_unit is None or not pa.types.is_temporal(kind):
             return False
         return not (pa.types.is_timestamp(kind) and kind.tz)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The marker as text, and as the source writes it in columns of bytes."""
+        """The marker as text, and as it appears in columns of bytes."""
         if self.marker is None:
             return ()
         return self.marker, base64.b64encode(self.marker.encode()).decode()
@@ -70,7 +70,7 @@ class RowReading:
 
 @dataclass(slots=True)
 class Images:
-    """Rows as columns, null where a row is absent, and which columns the source did not send."""
+    """Rows as columns, null where a row is absent, and the columns that the source did not send."""
 
     columns: dict[str, pa.Array]
     present: Mask
@@ -78,7 +78,7 @@ class Images:
     unsent: dict[str, Mask] = field(default_factory=dict)
 
 
-def given(raws: Sequence[msgspec.Raw]) -> Mask:
+def are_present(raws: Sequence[msgspec.Raw]) -> Mask:
     """Return which rows are present."""
     # Usually all or none are, and counting is cheap.
     absent = raws.count(ABSENT)
@@ -90,7 +90,7 @@ def given(raws: Sequence[msgspec.Raw]) -> Mask:
 def read_plain(
     raws: Sequence[msgspec.Raw], present: Mask, fields: Sequence[pa.Field], reading: RowReading
 ) -> Images:
-    """Read rows with Arrow; NotPlainError if a value or a name does not match the fields."""
+    """Read rows with Arrow; NotPlainError if a value or name does not match the fields."""
     lines = raws if present.all() else [*compress(raws, present)]
     if not lines:
         return Images({f.name: pa.nulls(len(raws), f.type) for f in fields}, present)
@@ -100,9 +100,9 @@ def read_plain(
     images = Images({}, present)
     indices = _indices(present)
     for column in fields:
-        found = table.column(column.name).combine_chunks()
-        found = _without_markers(found, column.name, images, reading, indices)
-        typed = _typed(found, column.type, reading)
+        values = table.column(column.name).combine_chunks()
+        values = _without_markers(values, column.name, images, reading, indices)
+        typed = _typed(values, column.type, reading)
         images.columns[column.name] = typed if indices is None else typed.take(indices)
     return images
 
@@ -112,65 +112,65 @@ def _parsed(
 ) -> pa.Table:
     block = b"\n".join(lines)
     if block.count(b"\n") >= len(lines):
-        # In JSON line ends occur only between values, where a space means the same.
+        # JSON has line ends only between values, where a space means the same.
         block = b"\n".join([bytes(line).replace(b"\n", b" ") for line in lines])
     if not begin_as_objects(block):
         raise NotPlainError
-    wanted = pa.schema([pa.field(f.name, _json_type(f.type, reading)) for f in fields])
+    columns = pa.schema([pa.field(f.name, _json_type(f.type, reading)) for f in fields])
     try:
-        table = _read_json(block, wanted)
+        table = _read_json(block, columns)
         table.validate(full=True)  # Arrow's reader accepts text that is not UTF-8
     except (pa.ArrowException, ValueError):
         raise NotPlainError from None
     try:
-        expected = _is_expected(list(table.schema), list(wanted))
+        expected = _is_expected(list(table.schema), list(columns))
     except RecursionError:  # nested deeper than any column
         expected = False
     if len(table) != len(lines) or not expected:
         raise NotPlainError
-    return table.select(wanted.names)
+    return table.select(columns.names)
 
 
-def _read_json(block: bytes, wanted: pa.Schema) -> pa.Table:
-    """Read the block with Arrow: first strictly, which is quicker, then allowing new fields."""
+def _read_json(block: bytes, columns: pa.Schema) -> pa.Table:
+    """Read the block strictly, which is quicker, or else allowing new fields."""
     failure: pa.ArrowInvalid
     size = BLOCK_BYTES
     for others in ("error", "infer"):
-        parse = pj.ParseOptions(explicit_schema=wanted, unexpected_field_behavior=others)
+        parse = pj.ParseOptions(explicit_schema=columns, unexpected_field_behavior=others)
         try:
-            # One thread: a task of Spark has one core.
+            # One thread: a Spark task has one core.
             options = pj.ReadOptions(use_threads=False, block_size=size)
             return pj.read_json(pa.BufferReader(block), options, parse)
         except pa.ArrowInvalid as error:
             failure = error
-            size = len(block) + 1  # a row may be longer than a block: then read all as one
+            size = len(block) + 1  # one block, in case a row is longer than a block
     raise failure
 
 
 def _json_type(kind: pa.DataType, reading: RowReading) -> pa.DataType:
     if reading.is_counted(kind):
         return pa.int64()
-    # Arrow's reader accepts decimals as text and as numbers; a marker is only text.
+    # Arrow reads decimals as text and as numbers; a marker is only text.
     return kind if is_decimal(kind) and reading.marker is None else readable_type(kind)
 
 
-def _is_expected(found: Sequence[pa.Field], wanted: Sequence[pa.Field]) -> bool:
-    """Return whether all fields are wanted ones: a new one is a column, even if it is null."""
-    kinds = {f.name: f.type for f in wanted}
-    return all(f.name in kinds and _fits(f.type, kinds[f.name]) for f in found)
+def _is_expected(fields: Sequence[pa.Field], expected: Sequence[pa.Field]) -> bool:
+    """Return whether all fields are expected: a new one is a column, even if it is null."""
+    kinds = {f.name: f.type for f in expected}
+    return all(f.name in kinds and _fits(f.type, kinds[f.name]) for f in fields)
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if found == wanted:
+def _fits(kind: pa.DataType, expected: pa.DataType) -> bool:
+    if kind == expected:
         return True
-    if pa.types.is_list(found) and pa.types.is_list(wanted):
-        return _fits(found.value_type, wanted.value_type)
-    # A struct with an extra field would need cutting: leave that to `value_reader`.
+    if pa.types.is_list(kind) and pa.types.is_list(expected):
+        return _fits(kind.value_type, expected.value_type)
+    # `value_reader` handles structs with extra fields.
     return False
 
 
 def _indices(present: Mask) -> pa.Array | None:
-    """Return each row's index among the present ones; None if all are present."""
+    """Return each row's index among the present rows; None if all are present."""
     if present.all():
         return None
     return pa.array(np.cumsum(present) - 1, mask=~present)

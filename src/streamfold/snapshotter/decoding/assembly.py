@@ -1,7 +1,7 @@
 """Turns raw changes into typed ones: rules, types, keys, unsent columns.
 
-All decoders end here, so that they agree on what an update of a key is, on when a record is
-unusable, and on how the table's schema grows.
+All decoders end here, so they agree on what a changed key is, when a record is unusable, and how the
+table's schema grows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STOP, DEAD_LETTER = "stop", "dead_letter"
 
 
 def relaxed(schema: TableSchema, after: Images, used: Mask, marks: dict[str, Mask]) -> TableSchema:
-    """Return the schema with every column nullable that holds a null in a used row."""
+    """Return the schema with every column nullable that is null in a used row."""
 
     def field_of(column: pa.Field) -> pa.Field:
         if column.nullable or column.name in schema.key_fields:
@@ -104,7 +104,7 @@ def change_table(
 
 
 def split_moves(table: pa.Table, moved: Mask, old_key: pa.Array, before: pa.Array) -> pa.Table:
-    """Replace every update of a key by a delete of the old one and an insert of the new one."""
+    """Replace each change of a key by a delete of the old key and an insert of the new one."""
     count = len(table)
     chosen = pa.array(moved)
     ops = pc.if_else(chosen, "insert", table["op"].combine_chunks())
@@ -174,7 +174,7 @@ class _Typed:
                 )
                 return cls(intake, changes, schema, *images)
             except NotPlainError:
-                pass  # the slower reader finds what is new, and which record does not fit
+                pass  # the slower reader finds new columns, and records that do not fit
         return cls._read_values(how, intake, changes, schema)
 
     @classmethod
@@ -201,14 +201,22 @@ class _Typed:
         return typed
 
     def _account(self, how: Assembly, rows: ValueReader, keys: ValueReader) -> None:
-        """Stop at values that do not fit, or make dead letters of their records."""
+        """Stop at values that do not fit, or make dead letters of their records.
+
+        A record with an undecodable image is a dead letter, whatever its other images hold.
+        """
         count = len(self.raw.ops)
-        for reader in (rows, keys):
-            for row, reason in reader.broken.items():
-                self.intake.refuse(self.raw.indices[row % count], reason)
+        broken = {row % count: why for r in (rows, keys) for row, why in r.broken.items()}
+        for row, reason in broken.items():
+            self.intake.refuse(self.raw.indices[row], reason)
         if self.schema is None:
             return  # no row is usable without a key, whatever its values
-        unfit = [(row % count, reasons) for r in (rows, keys) for row, reasons in r.unfit.items()]
+        unfit = [
+            (row % count, reasons)
+            for reader in (rows, keys)
+            for row, reasons in reader.unfit.items()
+            if row % count not in broken
+        ]
         if unfit and how.mismatch == STOP:
             first = min(row for row, _ in unfit)
             problems = dict.fromkeys(reason for _, reasons in unfit for reason in reasons)
@@ -218,7 +226,7 @@ class _Typed:
             self.intake.refuse(self.raw.indices[row], "; ".join(reasons))
 
     def _shown_key(self, how: Assembly, row: int) -> str:
-        """Return the key of a row as its record has it, for people; empty if it has none."""
+        """Return the key of a row as its record has it; empty if it has none."""
         for raw in (self.raw.keys[row], self.raw.befores[row], self.raw.afters[row]):
             if raw != ABSENT:
                 image = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
@@ -227,7 +235,7 @@ class _Typed:
         return ""
 
     def bare_changes(self) -> pa.Table:
-        """Return only truncates, which need no columns; the others lack their key."""
+        """Return only truncates, which need no columns; other changes lack their key."""
         truncates = is_op(pa.array(self.raw.ops, pa.string()), "truncate")
         for row in np.flatnonzero(~truncates):
             self.intake.refuse(self.raw.indices[row], "no key field has a value")
@@ -284,52 +292,52 @@ class _Typed:
     def _keys(
         self, ops: pa.Array, names: Sequence[str]
     ) -> tuple[dict[str, pa.Array], dict[str, pa.Array], Mask, Mask]:
-        """Return keys before and after each change, and which ones contradict or lack a value."""
+        """Return keys before and after each change, and which of them contradict or lack a value."""
         old, new = {}, {}
         wrong, keyless = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
         fresh = is_op(ops, "insert", "read")
         for name in names:
-            given, before, after = (i.columns[name] for i in (self.key, self.before, self.after))
+            key, before, after = (i.columns[name] for i in (self.key, self.before, self.after))
             # A new row has no row before it, whatever the record holds.
             before = pc.if_else(pa.array(fresh), pa.scalar(None, before.type), before)
-            old[name] = pc.coalesce(given, before, after)
+            old[name] = pc.coalesce(key, before, after)
             new[name] = pc.coalesce(after, old[name])
-            wrong |= _unequal(given, before) | (fresh & _unequal(old[name], new[name]))
+            wrong |= _unequal(key, before) | (fresh & _unequal(old[name], new[name]))
             keyless |= old[name].is_null().to_numpy(zero_copy_only=False)
         return old, new, wrong, keyless
 
     def _unsent(self, schema: TableSchema) -> dict[str, Mask]:
-        """Return columns that changes leave unchanged, and that the row before does not show either."""
+        """Return columns that changes leave unchanged and the row before does not show."""
         marks = {n: m & self.after.present for n, m in self.after.unsent.items()}
         named = enumerate(self.raw.unchanged) if any(self.raw.unchanged) else ()
         for row, names in named:
             for name in names:
                 marks.setdefault(name, np.zeros(len(self.raw.ops), np.bool_))[row] = True
-        known = [n for n in marks if n in schema.names and n not in schema.key_fields]
-        return {name: self._filled(name, marks[name]) for name in known}
+        columns = [n for n in marks if n in schema.names and n not in schema.key_fields]
+        return {name: self._filled(name, marks[name]) for name in columns}
 
     def _filled(self, name: str, marks: Mask) -> Mask:
         before, after = self.before.columns[name], self.after.columns[name]
-        # A row without a value there may also be a row that was sent in part.
+        # A null there may also mean that the row was sent in part.
         shown = marks & before.is_valid().to_numpy(zero_copy_only=False)
-        kept = pc.if_else(pa.array(marks), pa.scalar(None, after.type), after)
-        self.after.columns[name] = pc.if_else(pa.array(shown), before, kept)
+        remaining = pc.if_else(pa.array(marks), pa.scalar(None, after.type), after)
+        self.after.columns[name] = pc.if_else(pa.array(shown), before, remaining)
         left: Mask = marks & ~shown
         return left
 
 
 def _unequal(left: pa.Array, right: pa.Array) -> Mask:
-    found: Mask = pc.fill_null(pc.not_equal(left, right), False).to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = pc.fill_null(pc.not_equal(left, right), False).to_numpy(zero_copy_only=False)
+    return mask
 
 
 def _differ(old: dict[str, pa.Array], new: dict[str, pa.Array]) -> Mask:
-    found: Mask = np.logical_or.reduce([_unequal(old[name], new[name]) for name in old])
-    return found
+    mask: Mask = np.logical_or.reduce([_unequal(old[name], new[name]) for name in old])
+    return mask
 
 
 def _check_key_fields(schema: TableSchema, key_fields: Sequence[str]) -> None:
-    """Refuse a schema whose key is not the decoder's."""
+    """Reject a schema whose key is not the decoder's."""
     if schema.key_fields != tuple(key_fields):
         raise InvalidError(
             f"the schema has key fields {list(schema.key_fields)}, the decoder {list(key_fields)}: "

@@ -1,13 +1,14 @@
 """Parses schemas as people write them: `id BIGINT NOT NULL, name STRING, price DECIMAL(12,2)`.
 
-Names of types are those of Spark SQL, with the usual synonyms. Case does not matter; names with other
-characters are put into backticks or double quotes.
+Types are those of Spark SQL with the usual synonyms, in any case. Unusual names need backticks or
+double quotes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -34,142 +35,137 @@ _PLAIN: dict[str, pa.DataType] = {
 _DECIMAL_DEFAULT = (10, 0)
 #: Digits that 128 and 256 bits hold.
 _DIGITS_128, _DIGITS_256 = 38, 76
-#: Nested types; the archive's limit, which is below Python's own.
+#: Characters of a number.
+_NUMBER_MAX = 10
+#: Nested types: the archive's limit, which is below Python's.
 _DEPTH_MAX = 16
 
-_TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w*|\d+)|`((?:[^`]|``)+)`|"((?:[^"]|"")+)"|([(),<>:]))')
+_TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w*|\d+|[(),<>:])|`((?:[^`]|``)+)`|"((?:[^"]|"")+)")')
+
+
+class _Token(NamedTuple):
+    text: str
+    #: Whether it is a name in backticks or quotes.
+    is_quoted: bool
+    #: Where it ends in the schema.
+    end: int
+
+
+_END = _Token("", False, -1)
 
 
 def parse_ddl(text: str, key_fields: Sequence[str] = ()) -> TableSchema:
-    """Parse the schema; InvalidError shows where it is not understood."""
+    """Parse the schema; InvalidError shows where parsing failed."""
     reader = _Reader(text)
-    fields = [reader.column(0)]
-    while reader.takes(","):
-        fields.append(reader.column(0))
-    reader.end()
+    fields = reader.columns(0)
+    if reader.next is not _END:
+        raise reader.refusal("expected a comma or the end")
     return TableSchema.of(fields, key_fields)
 
 
 class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
-        #: (text, is it a plain word, end offset)
-        self._tokens = list(_tokens(text))
-        self._next = 0
+        self._tokens = _tokens(text)
+        self._read = 0
 
-    def column(self, depth: int, colon: bool = False) -> pa.Field:
-        name = self._name()
-        if colon:
-            self.takes(":")
+    @property
+    def next(self) -> _Token:
+        return self._tokens[self._read] if self._read < len(self._tokens) else _END
+
+    def columns(self, depth: int) -> list[pa.Field]:
+        """Read columns; a nested one may have a colon between name and type."""
+        fields = [self._column(depth)]
+        while self._takes(","):
+            fields.append(self._column(depth))
+        return fields
+
+    def _column(self, depth: int) -> pa.Field:
+        name = self.next
+        if not (name.is_quoted or name.text.isidentifier()):
+            raise self.refusal("expected the name of a column")
+        self._read += 1
+        if depth:
+            self._takes(":")
         kind = self._type(depth)
-        required = self.takes("NOT") and self._expect("NULL")
-        return pa.field(name, kind, nullable=not required)
+        required = self._takes("NOT")
+        if required:
+            self._expect("NULL")
+        return pa.field(name.text, kind, nullable=not required)
 
     def _type(self, depth: int) -> pa.DataType:
         if depth > _DEPTH_MAX:
             raise InvalidError(f"types are nested more than {_DEPTH_MAX} deep: flatten the column")
-        word = self._word().upper()
-        if word in ("DECIMAL", "NUMERIC", "DEC"):
-            return self._decimal()
-        if word == "ARRAY":
-            self._expect("<")
-            item = self._type(depth + 1)
-            self._expect(">")
-            return pa.list_(item)
-        if word == "MAP":
-            return self._map(depth)
-        if word == "STRUCT":
-            return self._struct(depth)
+        if self.next.is_quoted or not self.next.text.isidentifier():
+            raise self.refusal("expected a type")
+        word, self._read = self.next.text.upper(), self._read + 1
+        match word:
+            case "DECIMAL" | "NUMERIC" | "DEC":
+                return self._decimal()
+            case "ARRAY":
+                [item] = self._types(depth, 1)
+                return pa.list_(item)
+            case "MAP":
+                return pa.map_(*self._types(depth, 2))
+            case "STRUCT":
+                self._expect("<")
+                fields = self.columns(depth + 1)
+                self._expect(">")
+                return pa.struct(fields)
         if word not in _PLAIN:
-            raise self._refusal(
-                f"{word} is not a type: use {', '.join([*_PLAIN, 'DECIMAL', 'ARRAY'])}, MAP, STRUCT"
-            )
-        if word in ("VARCHAR", "CHAR") and self.takes("("):
+            names = ", ".join([*_PLAIN, "DECIMAL", "ARRAY"])
+            raise self.refusal(f"{word} is not a type: use {names}, MAP, STRUCT")
+        if word in ("VARCHAR", "CHAR") and self._takes("("):
             self._number()
             self._expect(")")
         return _PLAIN[word]
 
+    def _types(self, depth: int, count: int) -> list[pa.DataType]:
+        """Read so many types in angle brackets."""
+        self._expect("<")
+        types = [self._type(depth + 1)]
+        while len(types) < count:
+            self._expect(",")
+            types.append(self._type(depth + 1))
+        self._expect(">")
+        return types
+
     def _decimal(self) -> pa.DataType:
         precision, scale = _DECIMAL_DEFAULT
-        if self.takes("("):
+        if self._takes("("):
             precision, scale = self._number(), 0
-            if self.takes(","):
+            if self._takes(","):
                 scale = self._number()
             self._expect(")")
         if not (1 <= precision <= _DIGITS_256 and scale <= precision):
-            raise self._refusal(f"DECIMAL({precision},{scale}) is not possible")
+            raise self.refusal(f"DECIMAL({precision},{scale}) is not possible")
         make = pa.decimal128 if precision <= _DIGITS_128 else pa.decimal256
         return make(precision, scale)
 
-    def _map(self, depth: int) -> pa.DataType:
-        self._expect("<")
-        key = self._type(depth + 1)
-        self._expect(",")
-        value = self._type(depth + 1)
-        self._expect(">")
-        return pa.map_(key, value)
+    def _takes(self, word: str) -> bool:
+        """Skip a word or sign if it comes next, and return whether it did."""
+        matches = not self.next.is_quoted and self.next.text.upper() == word
+        self._read += matches
+        return matches
 
-    def _struct(self, depth: int) -> pa.DataType:
-        self._expect("<")
-        fields = [self.column(depth + 1, colon=True)]
-        while self.takes(","):
-            fields.append(self.column(depth + 1, colon=True))
-        self._expect(">")
-        return pa.struct(fields)
-
-    def takes(self, what: str) -> bool:
-        """Skip `what` if it comes next, and return whether it did."""
-        if self._next < len(self._tokens) and self._tokens[self._next][:2] == (what, True):
-            self._next += 1
-            return True
-        if what.isalpha() and self._peek().upper() == what:
-            self._next += 1
-            return True
-        return False
-
-    def end(self) -> None:
-        if self._next < len(self._tokens):
-            raise self._refusal("expected a comma or the end")
-
-    def _peek(self) -> str:
-        plain = self._next < len(self._tokens) and self._tokens[self._next][1]
-        return self._tokens[self._next][0] if plain else ""
-
-    def _expect(self, what: str) -> bool:
-        if not self.takes(what):
-            raise self._refusal(f"expected {what}")
-        return True
-
-    def _word(self) -> str:
-        word = self._peek()
-        if not word.isidentifier():
-            raise self._refusal("expected a type")
-        self._next += 1
-        return word
+    def _expect(self, word: str) -> None:
+        if not self._takes(word):
+            raise self.refusal(f"expected {word}")
 
     def _number(self) -> int:
-        word = self._peek()
-        if not word.isdecimal() or len(word) > len(str(_DIGITS_256)) + 8:
-            raise self._refusal("expected a whole number")
-        self._next += 1
-        return int(word)
+        word = self.next
+        if word.is_quoted or not word.text.isdecimal() or len(word.text) > _NUMBER_MAX:
+            raise self.refusal("expected a whole number")
+        self._read += 1
+        return int(word.text)
 
-    def _name(self) -> str:
-        if self._next >= len(self._tokens) or not (
-            not self._tokens[self._next][1] or self._peek().isidentifier()
-        ):
-            raise self._refusal("expected the name of a column")
-        self._next += 1
-        return self._tokens[self._next - 1][0]
-
-    def _refusal(self, rule: str) -> InvalidError:
-        end = self._tokens[self._next - 1][2] if self._next else 0
+    def refusal(self, rule: str) -> InvalidError:
+        end = self._tokens[self._read - 1].end if self._read else 0
         return InvalidError(f"schema, after {self._text[:end]!r}: {rule}")
 
 
-def _tokens(text: str) -> list[tuple[str, bool, int]]:
-    found, offset = [], 0
-    text = text.rstrip()
+def _tokens(text: str) -> list[_Token]:
+    tokens, offset, text = [], 0, text.rstrip()
     while offset < len(text):
         match = _TOKEN.match(text, offset)
         if match is None:
@@ -177,12 +173,8 @@ def _tokens(text: str) -> list[tuple[str, bool, int]]:
                 f"schema, after {text[:offset]!r}: {text[offset:].strip()[:1]!r} has no meaning here; "
                 "put unusual names into backticks"
             )
-        word, ticked, quoted, sign = match.groups()
-        if ticked or quoted:
-            found.append(
-                ((ticked or quoted).replace("``", "`").replace('""', '"'), False, match.end())
-            )
-        else:
-            found.append((word or sign, True, match.end()))
+        plain, ticked, quoted = match.groups()
+        name = ticked.replace("``", "`") if ticked else (quoted or "").replace('""', '"')
+        tokens.append(_Token(plain or name, plain is None, match.end()))
         offset = match.end()
-    return found
+    return tokens

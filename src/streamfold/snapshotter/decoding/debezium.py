@@ -1,17 +1,15 @@
-"""Decodes Debezium's changes in JSON, with and without the schema beside the payload.
+"""Decodes Debezium's JSON changes, with or without a schema beside the payload.
 
-It uses `before`, `after` and `op`, and the transaction if one is named; not positions and times of
-the source: the stream's own order counts. Tombstones, transaction markers and messages are not
-changes. A value that Debezium could not send, because the database did not, leaves its column as it
-is.
+Reads `before`, `after`, `op` and the transaction. The order of the stream counts, not positions and
+times of the source. Tombstones, transaction markers and messages are not changes. A value that the
+database did not send leaves its column unchanged.
 
-Transactions are those of `provide.transaction.metadata`: the `transaction` beside a change says
-which one it belongs to, BEGIN and END records in the stream where it begins and ends. Their counts
-are not used, because they cover all tables. `source.txId` alone does not say where a transaction
-ends.
+Transactions are those of `provide.transaction.metadata`: `transaction` names the one a change belongs
+to, and BEGIN and END records mark its ends. Their counts cover all tables, so they are not used.
+`source.txId` alone does not tell where a transaction ends.
 
-Without a schema beside the payload, times without zone are whole numbers in `time_unit`, days for
-dates. With one, the schema gives the types of columns and the units of numbers.
+A schema gives the types of columns and the units of numbers. Without one, dates are days, and other
+times without zone whole numbers in `time_unit`.
 """
 
 from __future__ import annotations
@@ -68,31 +66,31 @@ _TIMES = {
     f"{_DEBEZIUM}.ZonedTimestamp": Hint(pa.timestamp("us", "UTC")),
 }
 _DECIMAL = f"{_CONNECT}.Decimal"
-#: Digits of a decimal whose source does not say: all that 128 bits hold.
+#: Digits of a decimal without a declared precision: all that 128 bits hold.
 _DIGITS_DEFAULT = 38
-#: A decimal with a scale in every value, such as a `numeric` of PostgreSQL without one: Spark's
-#: default. More digits widen it.
+#: A decimal with a scale in every value, such as PostgreSQL's plain `numeric`: Spark's default, which
+#: more digits widen.
 _VARIABLE = "io.debezium.data.VariableScaleDecimal"
 _VARIABLE_TYPE = pa.decimal128(_DIGITS_DEFAULT, 18)
-#: Debezium's default for a value that it did not get.
+#: Debezium's default for a value that the database did not send.
 UNAVAILABLE = "__debezium_unavailable_value"
 #: The unit of times in most databases: microseconds.
 TIME_UNIT: Final = "us"
-#: A message written to the log by an application: it changes no row.
+#: A message that an application wrote to the log.
 _MESSAGE = "m"
 _MARKERS = ("BEGIN", "END")
-#: Records that may occur within a transaction without ending it.
+#: Records that do not end a transaction.
 _OF_NONE = ("r", _MESSAGE)
 
 
 def hints_of(schema: Any) -> dict[str, Hint]:
-    """Return hints by column from the schema of an envelope; none for what is not understood."""
+    """Return hints by column from the schema of an envelope; none for unknown types."""
     fields = schema.get("fields") if isinstance(schema, dict) else None
     for image in fields if isinstance(fields, list) else ():
         if isinstance(image, dict) and image.get("field") in ("after", "before"):
             columns = image.get("fields") or ()
-            if found := dict(_hint(c) for c in columns if isinstance(c, dict) and "field" in c):
-                return found
+            if hints := dict(_hint(c) for c in columns if isinstance(c, dict) and "field" in c):
+                return hints
     return {}
 
 
@@ -106,14 +104,14 @@ def _hint(column: dict[str, Any]) -> tuple[str, Hint]:
 
 
 def _kind(declared: Any) -> pa.DataType | None:
-    """Return the type of a column, an item or a field; None for what is not understood."""
+    """Return the type of a column, item or field; None if it is unknown."""
     if not isinstance(declared, dict):
         return None
     match declared.get("name"), declared.get("type"):
         case (name, _) if name == _VARIABLE:
             return _VARIABLE_TYPE
         case (name, _) if name in _TIMES or name == _DECIMAL:
-            return None  # numbers in a list or an object, whose unit would be lost
+            return None  # numbers whose unit would be lost
         case (_, "array"):
             item = _kind(declared.get("items"))
             return None if item is None else pa.list_(item)
@@ -166,7 +164,7 @@ class _Payload(msgspec.Struct, frozen=True):
     id: str | None = None
 
     def membership(self) -> Membership | None:
-        """Return what the record says about transactions; None as in a first copy's rows."""
+        """Return the transaction after the record; None if it says nothing, as in a first copy."""
         if self.op is None:
             begins = self.status == "BEGIN" and self.id is not None
             marked = Membership(self.id, marked=True) if begins else OUTSIDE
@@ -185,7 +183,7 @@ class _Payload(msgspec.Struct, frozen=True):
 
 
 class _Message(_Payload, frozen=True):
-    """A payload, or one with its schema."""
+    """A payload, alone or with its schema."""
 
     schema: msgspec.Raw = ABSENT
     payload: _Payload | msgspec.UnsetType | None = msgspec.UNSET
@@ -203,7 +201,7 @@ class DebeziumDecoder:
 
     key_fields: tuple[str, ...]
     mismatch: str = STOP
-    #: Unit of times without zone if no schema says it: ms, us or ns.
+    #: Unit of times without zone if there is no schema: ms, us or ns.
     time_unit: str = TIME_UNIT
     unavailable: str = UNAVAILABLE
 
@@ -223,13 +221,13 @@ class DebeziumDecoder:
                 intake.refuse(index, _reason(payload))
             else:
                 schema_raw = None if message.schema == ABSENT else bytes(message.schema)
-                # The units of numbers may change within a batch, with the source's schema.
+                # The schema, and with it the unit of numbers, can change within a batch.
                 if not runs or runs[-1].schema_raw != schema_raw:
                     runs.append(_Run(schema_raw))
                 runs[-1].indices.append(index)
                 runs[-1].payloads.append(payload)
-        found = self._joined(intake, runs or [_Run(None)], schema)
-        return dataclasses.replace(found, tail=tail)
+        decoded = self._joined(intake, runs or [_Run(None)], schema)
+        return dataclasses.replace(decoded, tail=tail)
 
     def _joined(
         self, intake: RecordIntake, runs: list[_Run], schema: TableSchema | None
@@ -274,7 +272,7 @@ def _is_tombstone(body: bytes) -> bool:
 def _backwards(
     intake: RecordIntake, indices: Sequence[int], messages: Sequence[_Message]
 ) -> Iterator[tuple[int, Membership]]:
-    """Yield what records say about transactions, the last one first."""
+    """Yield the transaction after each record, the last one first."""
     for index, message in zip(reversed(indices), reversed(messages), strict=True):
         payload = message.unwrapped()
         membership = payload.membership() if payload is not None else None
@@ -283,7 +281,7 @@ def _backwards(
 
 
 def _is_nothing(payload: _Payload | None) -> bool:
-    """Return whether it is a tombstone with a schema, a transaction marker, or a message."""
+    """Return whether this is a tombstone with a schema, a transaction marker, or a message."""
     if payload is None:
         return True
     return payload.op == _MESSAGE or (payload.op is None and payload.status in _MARKERS)
@@ -297,9 +295,9 @@ def _reason(payload: _Payload | None) -> str:
 
 @lru_cache(maxsize=64)
 def _hints(raw: bytes) -> dict[str, Hint]:
-    # Every record carries the same schema until the table changes.
-    found: Any = msgspec.json.decode(raw)
-    return hints_of(found)
+    # Records carry the same schema until the table changes.
+    schema: Any = msgspec.json.decode(raw)
+    return hints_of(schema)
 
 
 class DebeziumOptions(DecoderOptions, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The interface of decoders: records of a stream in, changes of a table out. Their kinds."""
+"""The interface and registry of decoders: records of a stream in, changes of a table out."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from streamfold.extensions import Extension, Options, Registry
 from streamfold.snapshotter.source_positions import SourcePositions
 from streamfold.snapshotter.transactions import SILENT, Tail
 
-#: What a record does to a table; a `read` is a row of a source's first copy.
+#: What a record does to a table; a `read` is a row of the first copy.
 OPS = ("insert", "update", "delete", "truncate", "read")
 
-#: Undecodable records, with everything that a repair needs.
+#: Undecodable records, as a repair needs them.
 DEAD_LETTERS = pa.schema(
     [
         pa.field("seq_num", pa.int64(), nullable=False),
@@ -31,10 +31,10 @@ UNCHANGED = pa.list_(pa.field("item", pa.string(), nullable=False))
 
 
 def decoded_schema(schema: TableSchema | None) -> pa.Schema:
-    """Return the Arrow schema of decoded changes; before a table's columns are known, they are null.
+    """Return the Arrow schema of decoded changes; images are null until columns are known.
 
-    Columns of `before` and `after` are nullable even if the table's are not: `before` may be partial,
-    and `after` omits what `unchanged` names.
+    Columns of images are nullable even if the table's are not: `before` may be partial, and `after`
+    omits what `unchanged` names.
     """
     key = image = pa.null()
     if schema is not None:
@@ -55,50 +55,49 @@ def decoded_schema(schema: TableSchema | None) -> pa.Schema:
 
 
 def under_schema(changes: pa.Table, schema: TableSchema) -> pa.Table:
-    """Return decoded changes under the same or a newer schema: columns that they lack are null."""
-    wanted = decoded_schema(schema)
-    if changes.schema.equals(wanted):
+    """Return decoded changes under the same or a newer schema, in which missing columns are null."""
+    target = decoded_schema(schema)
+    if changes.schema.equals(target):
         return changes
     for index, field in enumerate(changes.schema):
         if pa.types.is_null(field.type):  # decoded before any column was known
-            empty = pa.nulls(len(changes), wanted.field(field.name).type)
+            empty = pa.nulls(len(changes), target.field(field.name).type)
             changes = changes.set_column(index, field.name, empty)
-    batches = [fitted(batch, wanted) for batch in changes.to_batches()]
-    return pa.Table.from_batches(batches, schema=wanted)
+    batches = [fitted(batch, target) for batch in changes.to_batches()]
+    return pa.Table.from_batches(batches, schema=target)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """A decoded batch: every record is a change, a dead letter, or ignored.
 
-    `changes` has `decoded_schema(schema)`, in the order of the stream; a changed key is two rows
-    with one `seq_num`, the delete first. `schema` holds every value of the batch; it is None only
-    until a record shows a column.
+    `changes` are in stream order, under `decoded_schema(schema)`; a changed key is two rows with one
+    `seq_num`, the delete first. `schema` fits every value; it is None until a record shows a column.
     """
 
     changes: pa.Table
     dead_letters: pa.Table
     schema: TableSchema | None
-    #: Records that are not changes: tombstones, markers, commands of the stream.
+    #: Records that are not changes: tombstones, markers, stream commands.
     ignored: int
-    #: The transaction that the batch ends in; silent for decoders without transactions.
+    #: The transaction in which the batch ends; silent for decoders without transactions.
     tail: Tail = SILENT
-    #: Where records of the table are in the log of their source; None if that is not known.
+    #: Positions of the table's records in the log of their source; None if unknown.
     positions: SourcePositions | None = None
-    #: Whether records of the batch declare columns, which `schema` then has.
+    #: Whether records of the batch declare columns of `schema`.
     declares: bool = False
 
 
 @runtime_checkable
 class ChangeDecoder(Protocol):
-    """Decodes one form of records; stateless and picklable, called in Spark's executors.
+    """Decodes one form of records, in tasks; stateless and picklable.
 
-    No record is lost. The same records and schema give the same result.
+    Loses no record. The same records and schema give the same result.
     """
 
     @property
     def kind(self) -> str:
-        """Its name in configurations."""
+        """The decoder's name in configurations."""
         ...
 
     @property
@@ -117,7 +116,7 @@ class ChangeDecoder(Protocol):
 
 
 class DecoderOptions(Options, frozen=True, kw_only=True):
-    """What all decoders take."""
+    """Options of all decoders."""
 
     mismatch: Annotated[
         Literal["stop", "dead_letter"],
@@ -133,7 +132,7 @@ O = TypeVar("O", bound=DecoderOptions)  # noqa: E741 - the options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderType(Extension, Generic[O]):
-    """Declares a decoder: `kind = "<id>"` in `decoder` selects it."""
+    """Declares a decoder, which `kind = "<id>"` in `decoder` selects."""
 
     options: type[O]
     #: Returns the decoder for a table with these key fields.

@@ -1,4 +1,4 @@
-"""Streamfold's own form of a change, one JSON object per record:
+"""Streamfold's own change records, one JSON object each:
 
     {"op": "c", "after": {"id": 7, "name": "Ada"}}
     {"op": "u", "key": {"id": 7}, "before": {…}, "after": {…}, "unchanged": ["photo"], "txn": "91"}
@@ -8,20 +8,19 @@
     {"op": "s", "key": ["id"], "columns": [{"name": "id", "type": "BIGINT", "nullable": false}, …]}
 
 - `op`: c insert, u update, d delete, t truncate, r a row of the first copy. Two are not changes: e ends
-  the transaction, s declares the columns of the records that follow.
-- `columns`: of s alone; types as in a `schema` of the configuration. A column that is already known
-  keeps its type. `source`, beside them, is the source's own type, for people.
-- `key`: key of the row *before* the change; may be left out where `before` or `after` shows it. Key
-  fields that `after` leaves out are taken from it; where they differ, the row's key changed.
-- `after`: the whole row; needed for c, u and r. A column that is left out is null, unless `unchanged`
-  names it: then its value is that of the row as it was.
-- `before`: the row as it was, or parts of it. Never needed.
-- `table`: names the table in a stream of several; a decoder for one of them ignores the others.
-- `txn`: text or number of the transaction that the change belongs to; or an object of it as `id` and
-  of `last`, true for the last change. An object promises an end, as `last` or as `e`; text and
-  numbers do not. See `streamfold.snapshotter.transactions`.
+  the transaction, s declares the columns of the following records.
+- `columns`: only for s, with types as in a configured `schema`. Known columns keep their types.
+  `source` beside a type is the source's own, for people.
+- `key`: key of the row *before* the change, optional where `before` or `after` shows it. It supplies
+  key fields that `after` omits; where they differ, the row's key changed.
+- `after`: the whole row, required for c, u and r. A column that it omits is null, or has its old value
+  if `unchanged` names it.
+- `before`: the old row, or parts of it. Always optional.
+- `table`: the table, in a stream of several; a decoder for one ignores the others.
+- `txn`: the change's transaction, as text or number; or an object with `id` and, true for the last
+  change, `last`. An object promises an end, by `last` or e. See `streamfold.snapshotter.transactions`.
 
-Other fields are refused: a misspelt one would lose data. Put anything else into headers.
+Other fields are rejected, since a misspelt one would lose data. Put anything else into headers.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from streamfold.snapshotter.transactions import OUTSIDE, Membership, tail_of
 OP_OF_LETTER = {"c": "insert", "u": "update", "d": "delete", "t": "truncate", "r": "read"}
 
 
-#: Not changes: the end of a transaction, and the columns of a table.
+#: Not changes: the end of a transaction, and columns of a table.
 _END, _SCHEMA = "e", "s"
 
 
@@ -92,36 +91,36 @@ _decode = msgspec.json.Decoder(_Envelope).decode
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeDecoder:
-    """Decodes the envelope; see the module for its fields."""
+    """Decodes change records, see the module."""
 
     key_fields: tuple[str, ...]
     mismatch: str = STOP
-    #: The only table to decode, of records that name theirs; None for all.
+    #: The table to decode, of records that name theirs; None for all.
     table: str | None = None
 
     kind = "envelope"
 
     def decode(self, records: pa.RecordBatch | pa.Table, schema: TableSchema | None) -> Decoded:
         intake = RecordIntake.of(records)
-        indices, found = intake.parsed(_decode)
-        tail = tail_of(_backwards(intake, indices, found, self.table))
+        indices, messages = intake.parsed(_decode)
+        tail = tail_of(_backwards(intake, indices, messages, self.table))
         positions = SourcePositions.of(intake.headers)
-        if self.table is not None and any(m.table not in (None, self.table) for m in found):
-            indices, found = _only_of(self.table, intake, indices, found)
+        if self.table is not None and any(m.table not in (None, self.table) for m in messages):
+            indices, messages = _only_of(self.table, intake, indices, messages)
             positions = positions and positions.only(np.array(indices, np.int64))
-        ops = [m.op for m in found]
+        ops = [m.op for m in messages]
         hints: dict[str, Hint] = {}
         if _END in ops or _SCHEMA in ops:
-            indices, found = _without_marks(intake, indices, found, hints)
-            ops = [m.op for m in found]
+            indices, messages = _without_marks(intake, indices, messages, hints)
+            ops = [m.op for m in messages]
         changes = RawChanges(
             indices,
             [OP_OF_LETTER[op] for op in ops],
-            [m.key for m in found],
-            [m.before for m in found],
-            [m.after for m in found],
-            [m.unchanged for m in found],
-            [_id_of(m.txn) for m in found],
+            [m.key for m in messages],
+            [m.before for m in messages],
+            [m.after for m in messages],
+            [m.unchanged for m in messages],
+            [_id_of(m.txn) for m in messages],
         )
         assembly = Assembly(self.key_fields, RowReading(hints=hints), self.mismatch)
         decoded = assembly.decoded(intake, changes, schema)
@@ -135,23 +134,23 @@ def _id_of(txn: str | int | _Transaction | None) -> str | None:
 
 
 def _only_of(
-    table: str, intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope]
+    table: str, intake: RecordIntake, indices: Sequence[int], messages: Sequence[_Envelope]
 ) -> tuple[list[int], list[_Envelope]]:
-    """Return the records of a table, and ignore those of others."""
-    kept = [(i, m) for i, m in zip(indices, found, strict=True) if m.table in (None, table)]
-    intake.ignored += len(found) - len(kept)
-    return [index for index, _ in kept], [message for _, message in kept]
+    """Return the records of one table, and ignore those of others."""
+    own = [(i, m) for i, m in zip(indices, messages, strict=True) if m.table in (None, table)]
+    intake.ignored += len(messages) - len(own)
+    return [index for index, _ in own], [message for _, message in own]
 
 
 def _backwards(
-    intake: RecordIntake, indices: Sequence[int], found: Sequence[_Envelope], table: str | None
+    intake: RecordIntake, indices: Sequence[int], messages: Sequence[_Envelope], table: str | None
 ) -> Iterator[tuple[int, Membership]]:
-    """Yield what records, last one first, say about transactions.
+    """Yield the transaction after each record, last one first.
 
-    Rows of a first copy say nothing, and its other records nothing about other tables: it may stand in
-    the middle of a transaction. Changes of other tables belong to the transaction.
+    Rows of a first copy say nothing, since the copy may stand in the middle of a transaction. Changes
+    of other tables belong to the transaction.
     """
-    for index, message in zip(reversed(indices), reversed(found), strict=True):
+    for index, message in zip(reversed(indices), reversed(messages), strict=True):
         silent = message.txn is None and message.op in ("r", _SCHEMA)
         if table is not None and message.table not in (None, table):
             silent = message.txn is None or message.op == _END
@@ -162,22 +161,19 @@ def _backwards(
 def _without_marks(
     intake: RecordIntake,
     indices: Sequence[int],
-    found: Sequence[_Envelope],
+    messages: Sequence[_Envelope],
     hints: dict[str, Hint],
 ) -> tuple[list[int], list[_Envelope]]:
-    """Return only changes, and add declared columns to the hints.
-
-    An end without a transaction or with a row, and columns that cannot be read, are dead letters.
-    """
-    kept = []
-    for index, message in zip(indices, found, strict=True):
+    """Return only changes, and add declared columns to the hints; malformed marks are dead letters."""
+    changes = []
+    for index, message in zip(indices, messages, strict=True):
         if message.op not in (_END, _SCHEMA):
-            kept.append((index, message))
+            changes.append((index, message))
         elif problem := _end_problem(message) if message.op == _END else _declare(message, hints):
             intake.refuse(index, problem)
         else:
             intake.ignored += 1
-    return [index for index, _ in kept], [message for _, message in kept]
+    return [index for index, _ in changes], [message for _, message in changes]
 
 
 def _end_problem(message: _Envelope) -> str:
@@ -187,7 +183,7 @@ def _end_problem(message: _Envelope) -> str:
 
 
 def _declare(message: _Envelope, hints: dict[str, Hint]) -> str:
-    """Add the declared columns to the hints; returns what is wrong with them."""
+    """Add declared columns to the hints; returns what is wrong with them."""
     if message.columns is None or message.before != ABSENT or message.after != ABSENT:
         return "a declaration must have columns, and no row"
     try:

@@ -1,7 +1,7 @@
 """Converts JSON values to the form from which the archive's reader makes typed columns.
 
-Numbers with a point are Decimals, with all digits. Values that the column's type cannot hold exactly
-are refused, not rounded.
+Fractions are Decimals with all digits. Values that a column cannot hold exactly are rejected, not
+rounded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from streamfold.archive.schema import is_decimal
 #: Nanoseconds per unit of time in sources.
 NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
-#: Largest exponent of ten in a number: more than doubles and decimals hold, but its digits do not fill
-#: the memory when written out.
+#: Largest power of ten in a number: beyond doubles and decimals, and still short when written out.
 _EXPONENT_MAX = 400
 #: Characters of a value in a message.
 _SHOWN = 100
-#: Nested lists and objects: the limit of the archive's column types.
+#: Nested lists and objects: the limit of column types.
 _DEPTH_MAX = 30
 
 
@@ -67,13 +66,13 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What a source says about a column beyond its JSON."""
+    """What a source declares about a column."""
 
-    #: Its type in the source.
+    #: Its type.
     kind: pa.DataType | None = None
     #: The unit of times; None for text.
     unit: str | None = None
-    #: Decimals as base64 of a big-endian integer with this many digits after the point.
+    #: Scale of decimals that are base64 of a big-endian integer.
     packed_scale: int | None = None
 
 
@@ -81,14 +80,14 @@ PLAIN = Hint()
 
 
 def typed_array(values: list[Any], kind: pa.DataType, hint: Hint, path: str) -> pa.Array:
-    """Make a column of decoded values; UnreadableError says which value does not fit, and why."""
+    """Return a column of decoded values; UnreadableError names the value that does not fit."""
     try:
         plain = [None if value is None else _plain(value, kind, hint, path) for value in values]
         return restored(readable_array(plain, kind, path), kind)
     except UnreadableError:
         raise
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        # Readers ask for each value alone once they know that one of them does not fit.
+        # The caller then tries each value alone.
         which = repr(values[0])[:_SHOWN] if len(values) == 1 else "a value"
         raise UnreadableError(f"{path}: {which} does not fit {kind} ({error})") from None
 
@@ -182,7 +181,7 @@ def _unpacked(text: object, scale: int, path: str) -> Decimal:
 
 
 def _temporal_text(value: int, kind: pa.DataType, hint: Hint, path: str) -> str:
-    """Write a count since 1970 as the archive's reader takes it."""
+    """Return a count since 1970 in the form that the archive's reader takes."""
     if pa.types.is_date(kind):
         return str(value)
     if hint.unit is None:

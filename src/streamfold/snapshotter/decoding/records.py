@@ -1,4 +1,4 @@
-"""A batch of records during decoding: each one becomes a raw change, a dead letter, or is ignored."""
+"""A batch of records during decoding: each becomes a raw change or a dead letter, or is ignored."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.errors import InvalidError
-from streamfold.snapshotter.decoding.arrow_rows import given
+from streamfold.snapshotter.decoding.arrow_rows import are_present
 from streamfold.snapshotter.decoding.decoder import DEAD_LETTERS
 
 T = TypeVar("T")
 
-#: Header of records of a snapshot inside the stream: they are not changes.
+#: Header of the records of a snapshot inside the stream, which are not changes.
 SNAPSHOT_HEADER = b"streamfold-snapshot"
-#: Raised for an undecodable body; the last one for too deep nesting.
+#: Raised for undecodable bodies, such as too deeply nested ones.
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class RecordIntake:
-    """A batch of records; `indices` are those that a decoder has to read."""
+    """A batch of records; `indices` are those to decode."""
 
     seq_nums: npt.NDArray[np.int64]
     bodies: list[bytes]
@@ -38,7 +38,7 @@ class RecordIntake:
 
     @classmethod
     def of(cls, records: pa.RecordBatch | pa.Table) -> RecordIntake:
-        """Take the records, without commands of the stream and snapshots inside it."""
+        """Return the batch, with stream commands and snapshot parts ignored."""
         table = pa.table(records) if isinstance(records, pa.RecordBatch) else records
         seq_nums = _column(table, "seq_num").cast(pa.int64()).to_numpy(zero_copy_only=False)
         if len(seq_nums) > 1 and (np.diff(seq_nums) <= 0).any():
@@ -50,13 +50,13 @@ class RecordIntake:
         return cls(seq_nums, bodies, headers, indices, ignored=len(bodies) - len(indices))
 
     def ignore(self, is_nothing: Callable[[bytes], bool]) -> None:
-        """Ignore records whose body holds nothing."""
-        kept = [index for index in self.indices if not is_nothing(self.bodies[index])]
-        self.ignored += len(self.indices) - len(kept)
-        self.indices = kept
+        """Ignore records by their body."""
+        indices = [index for index in self.indices if not is_nothing(self.bodies[index])]
+        self.ignored += len(self.indices) - len(indices)
+        self.indices = indices
 
     def refuse(self, index: int, reason: str) -> None:
-        """Make a dead letter of a record; the first reason wins."""
+        """Make a record a dead letter; the first reason stays."""
         self.letters.setdefault(index, reason)
 
     def parsed(self, decode: Callable[[bytes], T]) -> tuple[list[int], list[T]]:
@@ -71,27 +71,27 @@ class RecordIntake:
     def _parsed_singly(
         self, bodies: Sequence[bytes], decode: Callable[[bytes], T]
     ) -> tuple[list[int], list[T]]:
-        indices, found = [], []
+        indices, messages = [], []
         for index, body in zip(self.indices, bodies, strict=True):
             try:
-                found.append(decode(body))
+                messages.append(decode(body))
                 indices.append(index)
             except UNREADABLE as error:
                 self.refuse(index, str(error) or type(error).__name__)
-        return indices, found
+        return indices, messages
 
     def header_values(self, name: bytes) -> list[bytes | None]:
-        """Return the value of a header of every record, the last one if it is repeated."""
-        found: list[bytes | None] = [None] * len(self.bodies)
+        """Return each record's last value of a header."""
+        of_records: list[bytes | None] = [None] * len(self.bodies)
         if self.headers is None:
-            return found
+            return of_records
         pairs = self.headers.flatten()
         chosen = pc.equal(pairs.field("name").cast(pa.binary()), name)
         owners = pc.list_parent_indices(self.headers).filter(chosen).to_pylist()
         values = pairs.field("value").cast(pa.binary()).filter(chosen).to_pylist()
         for owner, value in zip(owners, values, strict=True):
-            found[owner] = value
-        return found
+            of_records[owner] = value
+        return of_records
 
     def dead_letters(self) -> pa.Table:
         indices = sorted(self.letters)
@@ -115,7 +115,7 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _not_of_the_table(headers: pa.Array | None, count: int) -> npt.NDArray[np.bool_]:
-    """Return which records are commands (their one header has no name) or parts of a snapshot."""
+    """Return which records are commands, with one nameless header, or parts of a snapshot."""
     apart = np.zeros(count, np.bool_)
     if headers is None or not len(headers.flatten()):
         return apart
@@ -127,21 +127,21 @@ def _not_of_the_table(headers: pa.Array | None, count: int) -> npt.NDArray[np.bo
 
 @dataclass(frozen=True, slots=True)
 class RawChanges:
-    """Changes as records state them, one entry per change in every list; images are JSON, or ABSENT."""
+    """Changes as recorded, one entry per change in every list; images are JSON or ABSENT."""
 
     indices: list[int]
     ops: list[str]
     keys: Sequence[msgspec.Raw]
     befores: Sequence[msgspec.Raw]
     afters: Sequence[msgspec.Raw]
-    #: Columns that the record itself names as not changed.
+    #: Columns that the record declares unchanged.
     unchanged: list[Sequence[str]]
     txns: list[str | None]
 
-    def only(self, kept: Mask) -> RawChanges:
-        if kept.all():
+    def only(self, mask: Mask) -> RawChanges:
+        if mask.all():
             return self
-        chosen = np.flatnonzero(kept).tolist()
+        chosen = np.flatnonzero(mask).tolist()
         lists: tuple[Sequence[Any], ...] = (
             self.indices, self.ops, self.keys, self.befores, self.afters, self.unchanged, self.txns,
         )  # fmt: skip
@@ -149,23 +149,25 @@ class RawChanges:
 
 
 def refuse_malformed(intake: RecordIntake, changes: RawChanges) -> tuple[RawChanges, list[Mask]]:
-    """Keep changes with exactly the images that their op needs; refuse the others."""
+    """Return the changes with the images that their op requires; reject the others."""
     ops = pa.array(changes.ops, pa.string())
-    key, before, after = (given(raws) for raws in (changes.keys, changes.befores, changes.afters))
+    key, before, after = (
+        are_present(raws) for raws in (changes.keys, changes.befores, changes.afters)
+    )
     rules = (
         (is_op(ops, "insert", "update", "read") & ~after, "has no row after it"),
         (is_op(ops, "delete") & after, "is a delete and has a row after it"),
         (is_op(ops, "delete") & ~key & ~before, "is a delete without a row"),
         (is_op(ops, "truncate") & (key | before | after), "is a truncate and names a row"),
     )
-    kept = np.ones(len(changes.ops), np.bool_)
+    mask = np.ones(len(changes.ops), np.bool_)
     for broken, reason in rules:
         for row in np.flatnonzero(broken):
             intake.refuse(changes.indices[row], f"the change {reason}")
-        kept &= ~broken
-    return changes.only(kept), [images[kept] for images in (key, before, after)]
+        mask &= ~broken
+    return changes.only(mask), [images[mask] for images in (key, before, after)]
 
 
-def is_op(ops: pa.Array, *names: str) -> Mask:
-    found: Mask = pc.is_in(ops, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
-    return found
+def is_op(ops: pa.Array | pa.ChunkedArray, *names: str) -> Mask:
+    mask: Mask = pc.is_in(ops, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
+    return mask

@@ -1,7 +1,7 @@
-"""Decodes plain rows: the last one of a key counts.
+"""Decodes plain rows, of which the last one of a key counts.
 
-The body of a record is the row. An empty body, with the key in a header, deletes a row, and so does a
-field of the row that says so. There are no other changes.
+The body of a record is the row. A row is deleted by an empty body with the key in a header, or by a
+field of the row that says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UpsertDecoder:
 
     key_fields: tuple[str, ...]
     mismatch: str = STOP
-    #: Header with the key as JSON, needed for empty bodies: an object, or the value of a single field.
+    #: Header with the key as JSON, for empty bodies: an object, or the value of a single field.
     key_header: str | None = None
     #: Field of a row that says whether it is deleted; not a column.
     deleted_field: str | None = None
@@ -91,7 +91,7 @@ class UpsertDecoder:
         rows: list[msgspec.Raw],
         deleted: list[bool],
     ) -> None:
-        """Remove the field from rows that have it; other rows are not parsed."""
+        """Remove the field from the rows that have it; other rows are not parsed."""
         name = str(self.deleted_field)
         spelt = name.encode()
         for number in [n for n, row in enumerate(rows) if _may_hold(row, spelt)]:
@@ -114,7 +114,7 @@ def _may_hold(row: msgspec.Raw, name: bytes) -> bool:
 
 
 def _body(body: bytes) -> msgspec.Raw:
-    """Return the row if it is valid JSON; ABSENT for an empty body."""
+    """Return the row; ABSENT for an empty body."""
     return _decode(body) if body and not body.isspace() else ABSENT
 
 

@@ -1,10 +1,9 @@
-"""Reads rows in JSON value by value: slower than Arrow's reader, but it learns.
+"""Reads JSON rows value by value: slower than Arrow, but it finds new columns, wider types, and values
+that do not fit.
 
-It finds new columns and wider types, and the records with values that do not fit.
-
-Text is always text. Every column that a source declares or a row names exists, with the declared
-type or else the type of its values. While it holds only null or empty objects its type is `null`,
-which widens to any other; an empty list is a list of nulls.
+Every column that a source declares or a row names exists, with the declared type or that of its
+values. Text stays text. A column that holds only nulls or empty objects has type `null`, which widens
+to any other; an empty list is a list of nulls.
 """
 
 from __future__ import annotations
@@ -36,51 +35,50 @@ _DIGITS_128, _DIGITS_256 = 38, 76
 
 
 def learned_fields(
-    known: Sequence[pa.Field], objects: Iterable[dict[str, Any]], hints: dict[str, Hint]
+    learned: Sequence[pa.Field], objects: Iterable[dict[str, Any]], hints: dict[str, Hint]
 ) -> list[pa.Field]:
-    """Return the known fields, widened as values need it, then the declared and the new ones.
+    """Return the known fields, widened for the values, then declared and new ones.
 
-    Values that fit no wider type change nothing: reading them with these fields fails.
+    Values that fit no wider type change nothing; reading them then fails.
     """
-    # A column must have a name.
     values: dict[str, list[Any]] = {name: [] for name in hints if name}
     for item in objects:
         for name, value in item.items():
             if name:
-                found = values.setdefault(name, [])
+                column = values.setdefault(name, [])
                 if value is not None:
-                    found.append(value)
+                    column.append(value)
 
     def kind_of(name: str, kind: pa.DataType) -> pa.DataType:
         declared = hints[name].kind if name in hints else None
         untyped = pa.types.is_null(kind) and declared is not None
         return _widened(declared if untyped else kind, values.pop(name, []))
 
-    fields = [field.with_type(kind_of(field.name, field.type)) for field in known]
+    fields = [field.with_type(kind_of(field.name, field.type)) for field in learned]
     return fields + [pa.field(name, kind_of(name, pa.null())) for name in list(values)]
 
 
 def learned_type(values: Sequence[Any]) -> pa.DataType:
-    """Return the type of values that are not null; `null` if they show none."""
-    found = set(map(type, values))
-    if found == {bool}:
+    """Return the type of non-null values; `null` if they show none."""
+    types = set(map(type, values))
+    if types == {bool}:
         return pa.bool_()
-    if found == {int}:
+    if types == {int}:
         return _integer_type(min(values), max(values))
-    if found and found <= {int, Decimal}:
+    if types and types <= {int, Decimal}:
         return pa.float64()
-    if found == {str}:
+    if types == {str}:
         return pa.string()
-    if found == {list}:
+    if types == {list}:
         items = [item for value in values for item in value if item is not None]
         return pa.list_(learned_type(items))
-    if found == {dict}:
+    if types == {dict}:
         fields = learned_fields([], values, {})
-        # No format holds an object without fields, so it is null until it has one.
+        # No format holds an object without fields.
         return pa.struct(fields) if fields else pa.null()
-    if not found:
+    if not types:
         return pa.null()
-    # No type fits all: use that of the first; the others are then reported one by one.
+    # No type fits all: use that of the first value, and the others are reported.
     return learned_type([value for value in values if type(value) is type(values[0])])
 
 
@@ -143,7 +141,7 @@ def _wider_decimal(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
 
 
 def _digits(value: Any) -> tuple[int, int] | None:
-    """Return the digits that a number needs before and after the point; None if it is not a number."""
+    """Return the digits before and after the point; None if it is not a number."""
     if isinstance(value, dict) and set(value) == {"scale", "value"}:
         return _variable_digits(value)
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
@@ -154,7 +152,7 @@ def _digits(value: Any) -> tuple[int, int] | None:
         return None
     if not number.is_finite():
         return None
-    # Not by normalize(), which rounds to the digits of Python's context.
+    # normalize() would round to the digits of Python's context.
     _, digits, exponent = number.as_tuple()
     written = "".join(map(str, digits)).rstrip("0")
     if not written:
@@ -164,7 +162,7 @@ def _digits(value: Any) -> tuple[int, int] | None:
 
 
 def _variable_digits(value: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the digits of a decimal whose source sends its scale with every value."""
+    """Return the digits of a decimal that holds its own scale."""
     try:
         return _digits(variable_decimal(value, ""))
     except UnreadableError:
@@ -178,10 +176,7 @@ def _decimal_type(precision: int, scale: int, bits: int) -> pa.DataType:
 
 @dataclass(slots=True)
 class ValueReader:
-    """Reads rows value by value, under fields that grow with what it finds.
-
-    `unfit` says for each row which columns do not fit, and why; these are null.
-    """
+    """Reads rows value by value; `unfit` says for each row which columns do not fit, and are null."""
 
     reading: RowReading
     rows: list[dict[str, Any] | None] = field(default_factory=list)
@@ -218,7 +213,7 @@ class ValueReader:
         return isinstance(item, str) and item in self.reading.markers
 
     def keep_only(self, names: Sequence[str]) -> None:
-        """Refuse rows with other fields than these, whose meaning is unknown."""
+        """Reject rows with other fields, whose meaning is unknown."""
         for index, row in enumerate(self.rows):
             if row and (
                 others := [n for n, v in row.items() if n not in names and not is_empty(v)]
@@ -229,13 +224,13 @@ class ValueReader:
                 self.rows[index] = None
 
     def columns(self, fields: Sequence[pa.Field]) -> dict[str, pa.Array]:
-        """Return the rows under these fields; what does not fit goes to `unfit`."""
+        """Return the rows under these fields, and note in `unfit` what does not fit."""
         self._refuse_unknown({f.name for f in fields})
         return {f.name: self._column(f) for f in fields}
 
-    def _refuse_unknown(self, known: set[str]) -> None:
+    def _refuse_unknown(self, names: set[str]) -> None:
         for index, row in enumerate(self.rows):
-            if row and (unknown := [n for n in row if n not in known and not is_empty(row[n])]):
+            if row and (unknown := [n for n in row if n not in names and not is_empty(row[n])]):
                 self.unfit.setdefault(index, []).append(f"fields {unknown} are not columns")
 
     def _column(self, column: pa.Field) -> pa.Array:
@@ -256,7 +251,7 @@ class ValueReader:
         return typed_array(values, column.type, hint, column.name)
 
     def images(self, columns: dict[str, pa.Array], start: int, count: int) -> Images:
-        """Return a run of the rows that were added."""
+        """Return `count` of the added rows from `start` on."""
         present = np.fromiter(
             (r is not None for r in self.rows[start : start + count]), np.bool_, count
         )
@@ -271,15 +266,15 @@ class ValueReader:
 def learned_schema(
     schema: TableSchema | None, key_fields: Sequence[str], readers: Sequence[ValueReader]
 ) -> TableSchema | None:
-    """Return the schema that holds all rows as far as widening can; None while it has no key.
+    """Return the schema widened for all rows; None while no row shows the key.
 
-    Raises SchemaIncompatibleError if what was learned is incompatible with `schema`.
+    Raises SchemaIncompatibleError if the rows are incompatible with `schema`.
     """
-    known = list(schema.arrow) if schema else []
+    columns = list(schema.arrow) if schema else []
     rows = (row for reader in readers for row in reader.rows if row)
-    fields = learned_fields(known, rows, readers[0].reading.hints)
+    fields = learned_fields(columns, rows, readers[0].reading.hints)
     typed = {f.name for f in fields if not pa.types.is_null(f.type)}
     if schema is None and not typed.issuperset(key_fields):
         return None
-    found = TableSchema.of(fields, key_fields)
-    return schema.merged(found) if schema else found
+    learned = TableSchema.of(fields, key_fields)
+    return schema.merged(learned) if schema else learned

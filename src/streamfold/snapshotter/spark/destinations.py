@@ -1,9 +1,8 @@
-"""Picklable destinations of tables and of dead letters, opened where they are used.
+"""Picklable destinations of tables and dead letters, opened where they are used.
 
-They are written at least once: a repeated batch may write one again, under the same seq_num, so a
-repair must deduplicate by seq_num.
-
-A dead letter is an undecodable record with the reason, kept before later records are published.
+A dead letter is an undecodable record with the reason, durable before later records are published. It
+is written at least once: a repair must deduplicate by seq_num, since a repeated batch may write it
+again.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from streamfold.model.records import (
     Record,
     metered_size,
 )
-from streamfold.records.columns import encode_append
-from streamfold.spark.stream.client import Connection, Endpoint, RetryDeadline, Streams
+from streamfold.records.protobuf import encode_append
+from streamfold.spark.stream.client import Endpoint, RetryDeadline, ServerConnection, StreamCalls
 
 #: Most bytes of a reason in a header: it may quote the record.
 _REASON_BYTES = 1000
-#: The most metered bytes of a letter's headers: longer bodies are cut.
+#: Metered bytes reserved for a letter's headers; longer bodies are cut.
 _HEADER_RESERVE = 4096
 
 
@@ -61,24 +60,30 @@ class DestinationSpec:
         return self.url.rstrip("/") + "/"
 
     def open(self) -> Destination:
-        """Open the destination; credentials are fetched when needed, and renewed."""
+        """Open the destination; credentials are fetched and renewed as needed."""
         provider, options = None, dict(self.options)
         if self.profile is not None:
-            found = _access(self.profile).blob_options()
-            provider = found["credential_provider"]
-            options = {n: str(v) for n, v in found.items() if isinstance(v, str)} | options
+            access = _access(self.profile).blob_options()
+            provider = access["credential_provider"]
+            options = {n: str(v) for n, v in access.items() if isinstance(v, str)} | options
         return Destination.open(self.url, credential_provider=provider, **options)
 
 
 @lru_cache(maxsize=64)
 def _access(profile: Profile) -> AwsAccess:
-    """Return the process's one access per profile: opening a part must not assume the role again."""
+    """Return the process's access for a profile, so that its role is assumed once."""
     return Profiles({"destination": profile}).access("destination", path="credentials")
 
 
 def open_mirrors(specs: Sequence[DestinationSpec]) -> Mirrors:
-    """Open all destinations of a table, the primary first."""
-    return Mirrors([spec.open() for spec in specs], SEQ_NUM)
+    """Return all destinations of a table, the primary first; a process opens each once."""
+    opened = (_opened(s.url, tuple(sorted(s.options.items())), s.profile) for s in specs)
+    return Mirrors(list(opened), SEQ_NUM)
+
+
+@lru_cache(maxsize=256)
+def _opened(url: str, options: tuple[tuple[str, str], ...], profile: Profile | None) -> Destination:
+    return DestinationSpec(url, dict(options), profile).open()
 
 
 class DeadLetters(Protocol):
@@ -86,11 +91,11 @@ class DeadLetters(Protocol):
 
     @property
     def location(self) -> str:
-        """Where they are, for people."""
+        """Where the letters are, for people."""
         ...
 
     def write(self, letters: pa.Table) -> None:
-        """Write the letters of one batch, `seq_num, reason, body`; durable when this returns."""
+        """Write the letters of one batch (`seq_num, reason, body`), durable when this returns."""
         ...
 
 
@@ -127,7 +132,7 @@ class DeadLetterFolder:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterStream:
-    """Appends the record as it was, with headers for its origin and the reason."""
+    """Appends the record unchanged, with headers for its origin and the reason."""
 
     endpoint: Endpoint = field(repr=False)
     target: str
@@ -139,15 +144,15 @@ class DeadLetterStream:
         return f"stream {self.target}"
 
     def write(self, letters: pa.Table) -> None:
-        with Connection(self.endpoint) as connection:
+        with ServerConnection(self.endpoint) as connection:
             for batch in _appends(self._record(row) for row in letters.to_pylist()):
                 self._append(connection, batch)
 
-    def _append(self, connection: Connection, batch: bytes) -> None:
+    def _append(self, connection: ServerConnection, batch: bytes) -> None:
         deadline = RetryDeadline(self.endpoint.retry_timeout)
         while True:
             try:
-                Streams(connection).append(self.target, batch)
+                StreamCalls(connection).append(self.target, batch)
                 return
             except OutcomeUnknownError as error:
                 deadline.wait(self.endpoint, error)
@@ -159,21 +164,21 @@ class DeadLetterStream:
             "seq_num": b"%d" % row["seq_num"],
             "reason": row["reason"].encode()[:_REASON_BYTES],
         }
-        # The letter must fit into an append with its headers; the source stream has the whole.
+        # The letter must fit into an append; the source stream has the whole body.
         body = row["body"][: BATCH_BYTES_MAX - _HEADER_RESERVE]
         return Record(body, tuple(Header(name.encode(), value) for name, value in headers.items()))
 
 
 def _appends(records: Iterator[Record]) -> Iterator[bytes]:
-    """Yield the records as inputs of appends, each as large as possible."""
-    held: list[bytes] = []
+    """Yield the records as append inputs, each as large as possible."""
+    inputs: list[bytes] = []
     size = 0
     for record in records:
         metered = metered_size(record)
-        if held and (len(held) == BATCH_RECORDS_MAX or size + metered > BATCH_BYTES_MAX):
-            yield b"".join(held)
-            held, size = [], 0
-        held.append(encode_append(record))
+        if inputs and (len(inputs) == BATCH_RECORDS_MAX or size + metered > BATCH_BYTES_MAX):
+            yield b"".join(inputs)
+            inputs, size = [], 0
+        inputs.append(encode_append(record))
         size += metered
-    if held:
-        yield b"".join(held)
+    if inputs:
+        yield b"".join(inputs)

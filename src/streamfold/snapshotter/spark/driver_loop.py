@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+#: Blocking requests at once: silent servers of some tables must not hold up those of others.
+_THREADS = 64
+
 
 class DriverLoop:
-    """Runs coroutines for callers that cannot await; start it, or use it as a context manager."""
+    """Runs coroutines for callers that cannot await; a context manager."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "snapshotter-request"))
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="snapshotter-loop", daemon=True
         )
@@ -24,34 +29,27 @@ class DriverLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Cancel what is left: requests to silent servers do not delay the end."""
+        self.call(_cancel_others())
+        self.soon(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work`."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end; return what it returns, or raise what it raises."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run `work` to its end; returns or raises what it does."""
+        return self.submit(work).result()
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start `work`, which runs until it is cancelled."""
-
-        async def begin() -> asyncio.Task[None]:
-            return asyncio.create_task(work, name=name)
-
-        return self.call(begin())
-
-    def end(self, task: asyncio.Task[None]) -> None:
-        """Cancel the task and wait for its end; raises what it failed with."""
-
-        async def cancel() -> None:
-            task.cancel()
-            try:
-                await task
-            except asyncio.CancelledError:
-                return
-
-        self.call(cancel())
-
-    def soon(self, function: Any) -> None:
+    def soon(self, function: Callable[[], object]) -> None:
         """Call a function in the loop's thread, without waiting."""
         self._loop.call_soon_threadsafe(function)
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,11 +1,12 @@
-"""Turns Spark's errors into ours, and says whether a retry may help.
+"""Translates Spark's errors, and tells which are worth a retry.
 
 StreamfoldError
 ├── DataLossError
-│   └── ChangesLostError              begin a new archive, from all rows
+│   └── ChangesLostError              begin a new archive from all rows
 └── RetryLaterError
-    ├── QueryFailedError              a query or job of Spark failed
-    └── ServerUnreachableError        check the server, and source.server
+    ├── QueryFailedError              a Spark query or job failed
+    ├── ServerUnreachableError        check the server, and source.server
+    └── StreamMissingError            create the stream, or correct source.stream
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from streamfold.spark.errors import (
     error_behind,
 )
 
-#: Most characters of Spark's message in a status.
+#: Maximum characters of Spark's message in a status.
 SHOWN = 500
-#: Errors that are worth a retry, which starts at the manifest's head.
+#: Errors worth a retry, which starts at the manifest's head.
 _PASSING = (RetryLaterError, OutcomeUnknownError, ConflictError, ConditionFailedError)
 
 
 class QueryFailedError(RetryLaterError):
-    """A job or a query of Spark failed, and not with one of our errors."""
+    """A Spark job or query failed, not with one of our errors."""
 
     code = "query_failed"
 
 
 class ServerUnreachableError(RetryLaterError):
-    """The server of a table's stream does not answer."""
+    """The server of the stream does not answer."""
 
     code = "endpoint_unavailable"
 
@@ -48,8 +49,21 @@ class ServerUnreachableError(RetryLaterError):
         )
 
 
+class StreamMissingError(RetryLaterError):
+    """The stream of a table without an archive does not exist yet; the table waits for it."""
+
+    code = "stream_missing"
+
+    def __init__(self, stream: str, basin: str, server: str) -> None:
+        super().__init__(
+            f"stream {stream!r} does not exist in basin {basin!r} at {server}: the table waits until "
+            "it is created; correct source.stream if this is not its name"
+        )
+        self.stream = stream
+
+
 class ChangesLostError(DataLossError):
-    """Records that the table has not taken in are gone from its stream."""
+    """The stream has lost records that the table has not taken in."""
 
     code = "data_loss"
 
@@ -62,6 +76,11 @@ class ChangesLostError(DataLossError):
         self.stream = stream
 
     @classmethod
+    def missing(cls, stream: str) -> ChangesLostError:
+        """Return the error for a stream that no longer exists."""
+        return cls(stream, f"stream {stream!r} no longer exists")
+
+    @classmethod
     def shortened(cls, stream: str, tail: int, position: int) -> ChangesLostError:
         """Return the error for a stream that ends before the next record of the table."""
         return cls(
@@ -72,10 +91,10 @@ class ChangesLostError(DataLossError):
 
 
 def error_from_spark(error: BaseException) -> StreamfoldError:
-    """Return our error behind a failure, or a QueryFailedError for one that is Spark's own."""
-    found = error_behind(error)
-    if found is not None:
-        return found
+    """Return our error behind a failure, or a QueryFailedError for Spark's own."""
+    cause = error_behind(error)
+    if cause is not None:
+        return cause
     first = str(error).strip().partition("\n")[0][:SHOWN] or "no message"
     return QueryFailedError(
         f"a query or a job of Spark failed with {type(error).__name__}: {first.rstrip('.')}; run with "
@@ -89,11 +108,11 @@ def is_retryable(error: StreamfoldError) -> bool:
 
 
 def in_terms_of_tables(error: StreamfoldError, server: str) -> StreamfoldError:
-    """Return the error with a way out that a table's configuration has; others name Spark's options."""
+    """Return the error with a way out in terms of the configuration instead of Spark's options."""
     if isinstance(error, EndpointUnavailableError):
         return ServerUnreachableError(server, error.cause)
     if isinstance(error, StreamGoneError):
-        return ChangesLostError(error.stream, f"stream {error.stream!r} no longer exists")
+        return ChangesLostError.missing(error.stream)
     if isinstance(error, DataLossError) and not isinstance(
         error, StreamReplacedError | ChangesLostError
     ):

@@ -1,15 +1,15 @@
-"""HTTP for operators: health, status, metrics, and requests for a base.
+"""HTTP for operators: health, status, metrics, and requests for bases.
 
 | request | answer |
 |---|---|
 | `GET /health/live` | 200 while the process answers |
-| `GET /health/ready` | 200 when every table has a durable base and is caught up, else 503 |
-| `GET /status` | every table: positions, lag, last artifacts, last error |
-| `POST /snapshot` | 202 if bases will be written, 404 unknown table, 409 with the reason if none will |
+| `GET /health/ready` | 200 if every table has a durable base and has caught up, else 503 |
+| `GET /status` | positions, lag, last artifacts and last error of every table; Spark's work |
+| `POST /snapshot` | 202 if bases will be written, 404 unknown table, 409 with the reason if not |
 | `GET /metrics` | Prometheus |
 
-`POST /snapshot` is for all tables, or with `?table=…` for one. With `?wait=30s` the answer comes
-when the bases are committed, with status 200, or after that time, with 504.
+`POST /snapshot` is for all tables, or with `?table=…` for one. With `?wait=30s` it answers 200 when the
+bases are committed, or 504 after that time.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ from streamfold.snapshotter.status.table_status import ArtifactStatus, TableWrit
 
 logger = logging.getLogger(__name__)
 
-#: The longest wait of a request: a base of a large table takes minutes.
+#: The longest wait of a request: the base of a large table takes minutes.
 WAIT_MAX = timedelta(minutes=10)
-#: Concurrent requests that wait, each of which holds a thread.
+#: Requests that wait at once, each in a thread.
 WAITS_MAX = 16
 
 Answer = tuple[HTTPStatus, dict[str, Any]]
-_PARAMETERS = ("table", "wait")
-#: Seconds for a client to send its request: a silent one must not hold a thread.
+#: Seconds for a client to send its request, so that silent ones hold no threads.
 REQUEST_TIMEOUT: Final = 10
 _JSON, _PROMETHEUS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 _STATUS_OF: Final = {
@@ -60,7 +59,7 @@ _STATUS_OF: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotRequest:
+class RebaseRequest:
     """One request."""
 
     #: None for all tables.
@@ -69,18 +68,18 @@ class SnapshotRequest:
     wait: timedelta | None = None
 
     @classmethod
-    def of(cls, query: str) -> SnapshotRequest:
-        """Parse a query string; InvalidError says what is wrong with it."""
-        found = parse_qs(query, keep_blank_values=True)
-        for name, values in found.items():
-            if name not in _PARAMETERS:
+    def of(cls, query: str) -> RebaseRequest:
+        """Parse a query string; InvalidError says what is wrong."""
+        parameters = parse_qs(query, keep_blank_values=True)
+        for name, values in parameters.items():
+            if name not in ("table", "wait"):
                 raise InvalidError(
                     f"parameter {name!r} is not known: the parameters are table and wait"
                 )
             if len(values) != 1:
                 raise InvalidError(f"{name} is given {len(values)} times: give it once")
-        wait = found.get("wait", [None])[0]
-        return cls(found.get("table", [None])[0], None if wait is None else _duration(wait))
+        [table], [wait] = (parameters.get(name, [None]) for name in ("table", "wait"))
+        return cls(table, None if wait is None else _duration(wait))
 
     def serve(self, writers: TableWriters, waits: threading.BoundedSemaphore) -> Answer:
         """Request the bases, and wait for them if `wait` is given."""
@@ -100,11 +99,10 @@ class SnapshotRequest:
     def _requests(
         self, writers: TableWriters
     ) -> tuple[dict[str, Future[ArtifactStatus]], dict[str, StreamfoldError]]:
-        """Return requests by table, and refusals; raises if all are refused."""
-        names = [self.table] if self.table is not None else list(writers.statuses())
+        """Return requests and refusals by table; raises if all are refused."""
         requests: dict[str, Future[ArtifactStatus]] = {}
         refused: dict[str, StreamfoldError] = {}
-        for name in names:
+        for name in [self.table] if self.table is not None else writers.statuses():
             try:
                 requests[name] = writers.request_snapshot(name)
             except StreamfoldError as error:
@@ -128,31 +126,31 @@ class SnapshotRequest:
             except TimeoutError:
                 late.append(name)
             except StreamfoldError as error:
-                refused = {**refused, name: error}
+                refused[name] = error
         shown = {**_shown(list(requests), refused), "bases": bases}
-        if not late and not bases:
+        if late:
+            message = (
+                f"no base of {', '.join(late)} was committed within {duration_text(wait)}: it is "
+                "still pending, see last_base and last_error at /status"
+            )
+            problem = {"code": "snapshot_timeout", "message": message, "committed": False}
+            return HTTPStatus.GATEWAY_TIMEOUT, {**problem, **shown, "waiting": late}
+        if not bases:
             raise next(iter(refused.values()))
-        if not late:
-            return HTTPStatus.OK, {"committed": not refused, **shown}
-        message = (
-            f"no base of {', '.join(late)} was committed within {duration_text(wait)}: it is still "
-            "pending, see last_base and last_error at /status"
-        )
-        problem = {"code": "snapshot_timeout", "message": message, "committed": False}
-        return HTTPStatus.GATEWAY_TIMEOUT, {**problem, **shown, "waiting": late}
+        return HTTPStatus.OK, {"committed": not refused, **shown}
 
 
 def _duration(text: str) -> timedelta:
     try:
-        # A bare number is seconds.
-        found = parse_duration(f"{text}s" if text.isdecimal() else text)
+        # A bare number means seconds.
+        duration = parse_duration(f"{text}s" if text.isdecimal() else text)
     except ValueError as error:
         raise InvalidError(f"wait: {text} {error}") from None
-    if not timedelta(0) < found <= WAIT_MAX:
+    if not timedelta(0) < duration <= WAIT_MAX:
         raise InvalidError(
             f"wait: {text} must be more than 0s and at most {duration_text(WAIT_MAX)}"
         )
-    return found
+    return duration
 
 
 def _shown(names: list[str], refused: dict[str, StreamfoldError]) -> dict[str, Any]:
@@ -167,9 +165,9 @@ def _shown(names: list[str], refused: dict[str, StreamfoldError]) -> dict[str, A
 
 
 class StatusServer:
-    """Answers at `port` until it is closed; 0 takes a free one.
+    """Answers at `port`, or a free one for 0, until it is closed.
 
-    AddressUnavailableError if something else listens there, or the address is not this machine's.
+    AddressUnavailableError if the address is in use or not this machine's.
     """
 
     def __init__(self, writers: TableWriters, host: str, port: int) -> None:
@@ -201,7 +199,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], writers: TableWriters) -> None:
         super().__init__(address, _Handler)
         self.writers = writers
-        #: One per request that waits for a base, and holds a thread.
+        #: One per request that waits for a base.
         self.waits = threading.BoundedSemaphore(WAITS_MAX)
 
 
@@ -218,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif url.path == "/health/ready":
             self._ready()
         elif url.path == "/status":
-            self._answer(HTTPStatus.OK, {"tables": self.server.writers.statuses()})
+            writers = self.server.writers
+            self._answer(HTTPStatus.OK, {"tables": writers.statuses(), "spark": writers.spark()})
         elif url.path == "/metrics":
             self._send(HTTPStatus.OK, render_metrics(self.server.writers), _PROMETHEUS)
         else:
@@ -226,12 +225,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         url = urlsplit(self.path)
-        self.close_connection = True  # the body is not needed, and not read
+        self.close_connection = True  # the body is not read
         if url.path != "/snapshot":
             self._refuse_path(url, "POST")
             return
         try:
-            asked = SnapshotRequest.of(url.query)
+            asked = RebaseRequest.of(url.query)
             status, answer = asked.serve(self.server.writers, self.server.waits)
         except StreamfoldError as error:
             self._refuse(error)
@@ -247,8 +246,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, {"ready": all(ready.values()), "tables": ready})
 
     def _refuse(self, error: StreamfoldError) -> None:
-        found = (status for kind, status in _STATUS_OF.items() if isinstance(error, kind))
-        status = next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+        statuses = (status for kind, status in _STATUS_OF.items() if isinstance(error, kind))
+        status = next(statuses, HTTPStatus.INTERNAL_SERVER_ERROR)
         self._answer(status, {"code": error.code, "message": error.message})
 
     def _refuse_path(self, url: SplitResult, method: str) -> None:

@@ -1,4 +1,4 @@
-"""The status of a table's writer; `/status` shows it, and metrics are computed from it."""
+"""The status of a table's writer, for `/status` and metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class State(enum.StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
-    #: A transient failure: it retries, from what is committed.
+    #: After a transient failure, it retries from what is committed.
     RETRYING = "retrying"
-    #: A permanent failure: see `last_error`. Other tables continue.
+    #: After a permanent failure, see `last_error`. Other tables continue.
     STOPPED = "stopped"
     #: Another writer took the table.
     FENCED = "fenced"
@@ -28,8 +28,8 @@ class State(enum.StrEnum):
         return self in (State.STOPPED, State.FENCED, State.CLOSED)
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """The current error, in a sentence; `code` is stable."""
+class TableFailure(msgspec.Struct, frozen=True):
+    """The current error; `code` is stable."""
 
     code: str
     message: str
@@ -50,13 +50,13 @@ class ArtifactStatus(msgspec.Struct, frozen=True):
 
 
 class DeadLetterStatus(msgspec.Struct, frozen=True):
-    """Records that could not be decoded, and are kept with the reason."""
+    """Undecodable records, stored with the reason."""
 
     #: Since the table began.
     total: int
-    #: Where they are: a folder, or a stream.
+    #: A folder, or a stream.
     location: str
-    #: The first of the last batch that had any, since this process started: its record, and the reason.
+    #: The first of the last batch with any since this process started, and its reason.
     seq_num: int | None = None
     reason: str | None = None
 
@@ -71,13 +71,31 @@ class Counts(msgspec.Struct, frozen=True):
     dead_letters: int = 0
     ignored: int = 0
     failures: int = 0
-    #: Transactions that were published in parts, because no end arrived.
+    #: Transactions published in parts because no end arrived.
     transactions_cut: int = 0
-    #: Bases whose version in the Delta log was not written at once.
+    #: Failed writes of versions of the Delta log.
     delta_errors: int = 0
     #: By destination and by sink.
     destination_errors: dict[str, int] = {}
     event_errors: dict[str, int] = {}
+
+
+class SparkCounts(msgspec.Struct, frozen=True):
+    """Spark's work since this process started; a job of several tables counts for each."""
+
+    jobs: int = 0
+    tasks: int = 0
+    #: Records taken in, and rows of folded bases; their bytes as Arrow data, and as files.
+    rows: int = 0
+    bytes: int = 0
+
+    def plus(self, more: SparkCounts) -> SparkCounts:
+        return SparkCounts(
+            self.jobs + more.jobs,
+            self.tasks + more.tasks,
+            self.rows + more.rows,
+            self.bytes + more.bytes,
+        )
 
 
 class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,28 +104,27 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     stream: str
     state: State
-    #: Whether the base is durable, and the last update took in all that the stream then held.
+    #: Whether the base is durable and the last update took in all that the stream held.
     ready: bool = False
     #: The last record that was read.
     position: int | None = None
     #: The manifest's positions, None before the first base.
     manifest_head: str | None = None
-    #: Changes before this position are missing from the table, because its stream had lost them when
-    #: the archive began; None for a table known to be whole.
+    #: Changes before this position are missing, because the stream had lost them when the archive
+    #: began; None for a complete table.
     incomplete_before: str | None = None
     epoch: int | None = None
-    #: Records of the stream that are not taken in, also of a table that is stuck or stopped, and the
-    #: age of the first of them; None while that is unknown.
+    #: Records of the stream that are not taken in, even while the table is stuck or stopped, and the
+    #: age of the first of them; None while unknown.
     lag_records: int | None = None
     lag_seconds: float | None = None
-    #: Positions of the source, LSNs of PostgreSQL: the newest commit known from the stream, and
-    #: the newest one in the archive; the bytes of the log between them, and the age of what the archive
-    #: lacks. None while that is unknown.
+    #: LSNs of PostgreSQL: the newest commit known from the stream, and the newest in the archive; the
+    #: bytes of the log between them, and the age of what the archive lacks. None while unknown.
     source_position: str | None = None
     source_head: str | None = None
     source_lag_bytes: int | None = None
     source_lag_seconds: float | None = None
-    #: Records that were read and are in no artifact yet: they hold no change, or have to wait.
+    #: Records read that are in no artifact yet, because they hold no change or have to wait.
     buffer_depth: int = 0
     #: The first record of a transaction that waits for its end.
     waiting_from: int | None = None
@@ -117,12 +134,12 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_age_seconds: float | None = None
     last_base: ArtifactStatus | None = None
     last_diff: ArtifactStatus | None = None
-    last_error: Failure | None = None
-    #: None without any.
+    last_error: TableFailure | None = None
     dead_letters: DeadLetterStatus | None = None
-    #: Destinations that lack the last commit, and why.
+    #: Destinations that lack the last commit, with the reason.
     lagging_destinations: dict[str, str] = {}
     counts: Counts = Counts()
+    spark: SparkCounts = SparkCounts()
 
 
 class TableWriters(Protocol):
@@ -130,6 +147,10 @@ class TableWriters(Protocol):
 
     def statuses(self) -> dict[str, TableStatus]:
         """Return the status of all tables by name."""
+        ...
+
+    def spark(self) -> SparkCounts:
+        """Return Spark's work for all tables; a job of several tables counts once."""
         ...
 
     def request_snapshot(self, table: str) -> Future[ArtifactStatus]:

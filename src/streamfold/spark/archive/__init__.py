@@ -1,6 +1,6 @@
-"""Archives as Spark tables: `format("streamfold-archive")`, available in a session after `register`."""
+"""Archives as Spark tables: `format("streamfold-archive")`, once `register` has run."""
 
 from streamfold.spark.archive.source import StreamfoldArchiveSource
-from streamfold.spark.errors import ArchiveReplacedError, FilesGoneError
+from streamfold.spark.errors import FilesGoneError
 
-__all__ = ["ArchiveReplacedError", "FilesGoneError", "StreamfoldArchiveSource"]
+__all__ = ["FilesGoneError", "StreamfoldArchiveSource"]

@@ -1,7 +1,7 @@
-"""The change feed: one row per changed key of each diff, with the range of the diff.
+"""The change feed: one row per changed key of each diff, with the diff's position range.
 
-Tasks read diff files as they are. A TRUNCATE has no key; if a diff has several files, only the first
-shows it.
+Tasks read diff files unmodified. A TRUNCATE row has no key. If a diff has several files, only the
+first yields its TRUNCATE row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamfold.archive.schema import TableSchema
 from streamfold.errors import InvalidError
 from streamfold.spark.archive.planning import empties, slim
 
-#: About how many bytes of diff files one task reads: many diffs are tiny.
+#: Approximate bytes of diff files per task: many diffs are tiny.
 TASK_BYTES = 32 << 20
 
 _RANGE = (
@@ -37,7 +37,7 @@ _IMAGES = ("before", "after")
 
 @dataclass(frozen=True, slots=True)
 class FeedPart:
-    """One file of a diff. `truncates` says whether it shows a TRUNCATE; None: as the file does."""
+    """One diff file. `truncates` overrides whether it yields a TRUNCATE; None follows the file."""
 
     diff: ChosenFiles
     part: Part
@@ -45,57 +45,57 @@ class FeedPart:
 
 
 def feed_columns(table: TableSchema, columns: Sequence[str]) -> pa.Schema:
-    """Return the columns of the feed: the range, the key fields, and images of `columns`."""
+    """Return the feed's columns: position range, key fields, and row images of `columns`."""
     keys = [table.arrow.field(name).with_nullable(True) for name in table.key_fields]
-    taken = {*(field.name for field in _RANGE), *_IMAGES}
-    if clash := [field.name for field in keys if field.name in taken]:
+    reserved = {*(field.name for field in _RANGE), *_IMAGES}
+    if clash := [field.name for field in keys if field.name in reserved]:
         raise InvalidError(
             f"key fields {clash} have the names of columns of the change feed: read the "
             "changes with streamfold.archive, or rename the fields"
         )
-    wanted = table.select(columns)
-    images = [_image(table, name, wanted) for name in _IMAGES]
+    chosen = table.select(columns)
+    images = [_image(table, name, chosen) for name in _IMAGES]
     return pa.schema([*_RANGE, *keys, *images])
 
 
-def _image(table: TableSchema, name: str, wanted: pa.Schema) -> pa.Field:
+def _image(table: TableSchema, name: str, chosen: pa.Schema) -> pa.Field:
     kind = table.changes.field(name).type
-    return pa.field(name, pa.struct([kind.field(column) for column in wanted.names]))
+    return pa.field(name, pa.struct([kind.field(column) for column in chosen.names]))
 
 
 async def feed_parts(
     plan: ChangesPlan, decoding: Decoding, files: PartFiles
 ) -> list[tuple[FeedPart, ...]]:
-    """Return the files of all diffs, in order, in groups of about `TASK_BYTES`."""
+    """Return all diff files in order, grouped into tasks of about `TASK_BYTES`."""
     keys = decoding.keys(plan.manifest)
-    found: list[FeedPart] = []
+    feed: list[FeedPart] = []
     for artifact in plan.diffs:
         diff = slim(decoding.choose(plan.manifest, artifact))
         several = len(diff.parts) > 1
         shows = await empties(diff, files, keys) if several else None
         own = ChosenFiles(diff.artifact, diff.form, diff.schema, ())
         for number, part in enumerate(diff.parts):
-            found.append(FeedPart(own, part, shows and number == 0))
-    return list(_grouped(found))
+            feed.append(FeedPart(own, part, shows and number == 0))
+    return list(_grouped(feed))
 
 
 def _grouped(parts: Iterable[FeedPart]) -> Iterator[tuple[FeedPart, ...]]:
-    held: list[FeedPart] = []
+    group: list[FeedPart] = []
     size = 0
     for part in parts:
-        held.append(part)
+        group.append(part)
         size += part.part.size_bytes
         if size >= TASK_BYTES:
-            yield tuple(held)
-            held, size = [], 0
-    if held:
-        yield tuple(held)
+            yield tuple(group)
+            group, size = [], 0
+    if group:
+        yield tuple(group)
 
 
 async def read_feed(
     parts: Sequence[FeedPart], files: PartFiles, table: TableSchema, columns: pa.Schema
 ) -> AsyncGenerator[pa.RecordBatch]:
-    """Yield the changes of some files, in order, in the columns of the feed."""
+    """Yield the files' changes in order, in the feed's columns."""
     rest = iter(parts)
     async with aclosing(files.open_all([part.part for part in parts])) as opened:
         async for file, source in opened:
@@ -118,11 +118,14 @@ def _rows(
     changes: pa.RecordBatch, diff: ChosenFiles, table: TableSchema, columns: pa.Schema
 ) -> pa.RecordBatch:
     artifact, count = diff.artifact, len(changes)
-    found = (artifact.from_position, artifact.to_position, artifact.epoch)
+    positions = (artifact.from_position, artifact.to_position, artifact.epoch)
     keys = columns_of(changes["key"], table.select(table.key_fields)).columns
     arrays = [
         changes["action"],
-        *(pa.repeat(pa.scalar(v, f.type), count) for v, f in zip(found, _RANGE[1:], strict=True)),
+        *(
+            pa.repeat(pa.scalar(v, f.type), count)
+            for v, f in zip(positions, _RANGE[1:], strict=True)
+        ),
         *keys,
         *(_narrowed(changes[name], columns.field(name).type) for name in _IMAGES),
     ]
@@ -130,7 +133,7 @@ def _rows(
 
 
 def _narrowed(images: pa.StructArray, kind: pa.DataType) -> pa.StructArray:
-    """Return the images with only the wanted columns; null images stay null."""
+    """Return the images reduced to the fields of `kind`. Null images stay null."""
     if images.type == kind:
         return images
     children = dict(zip((f.name for f in images.type), images.flatten(), strict=True))

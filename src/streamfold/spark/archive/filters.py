@@ -1,7 +1,7 @@
-"""The option `filters`: conditions on columns, evaluated exactly, and used to skip files.
+"""The option `filters`: column conditions, applied exactly to rows and also used to skip files.
 
-They are an option, because Spark 4.3 keeps the filters that it pushed to a Python source with the
-DataFrame, and applies those of an earlier query to every later one (upstream defect 25).
+Filters are an option because Spark 4.3 stores the filters it pushes to a Python source on the
+DataFrame, and applies an earlier query's filters to every later query (upstream defect 25).
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _RULE = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One test of one column of Spark; `value` is a Python value, or a tuple of them."""
+    """One test of one Spark column. `value` is a Python value or a tuple of Python values."""
 
     column: str
     test: str
     value: Any = None
 
     def mask(self, batch: pa.RecordBatch) -> Any:
-        """Return true for the rows that pass: a null passes only `is null`."""
+        """Return a mask that is true for rows that pass. A null passes only `is null`."""
         column = batch.column(self.column)
         return pc.fill_null(_MASKS[self.test](column, self._operand(column.type)), False)
 
     @property
     def values(self) -> tuple[Any, ...] | None:
-        """The only values that pass, None if the test does not list them."""
+        """The only values that pass; None if the test does not list values."""
         if self.test == "in":
             return tuple(self.value)
         return (self.value,) if self.test == "=" else None
 
     def may_hold(self, least: Any, most: Any) -> bool:
-        """Return whether a value between the two, or one of them, may pass."""
+        """Return whether any value from `least` to `most`, both inclusive, may pass."""
         if (values := self.values) is not None:
             return any(least <= value <= most for value in values)
         match self.test:
@@ -81,7 +81,7 @@ class Condition:
         return True
 
     def check(self, kind: pa.DataType) -> None:
-        """Refuse a test that would not give Spark's result."""
+        """Reject a test whose result could differ from Spark's."""
         types = pa.types
         if self.test in _NULLS:
             return
@@ -100,14 +100,14 @@ class Condition:
 
 
 def parse_conditions(text: str, columns: pa.Schema) -> tuple[Condition, ...]:
-    """Parse the conditions on these columns; OptionError says what is wrong."""
+    """Parse conditions on these columns. Raises OptionError if they are invalid."""
     try:
-        found = json.loads(text, parse_float=Decimal)
+        entries = json.loads(text, parse_float=Decimal)
     except ValueError:
-        found = None
-    if not isinstance(found, list):
+        entries = None
+    if not isinstance(entries, list):
         raise OptionError("filters", f"is {text[:80]!r}, it {_RULE}")
-    return tuple(_parsed(entry, columns) for entry in found)
+    return tuple(_parsed(entry, columns) for entry in entries)
 
 
 def matching(batch: pa.RecordBatch, conditions: Sequence[Condition]) -> pa.RecordBatch:
@@ -141,7 +141,10 @@ def _parsed(entry: object, columns: pa.Schema) -> Condition:
 
 
 def _typed(value: Any, kind: pa.DataType) -> Any:
-    """Convert a JSON value to Python's: times are ISO text, decimals text or numbers, bytes base64."""
+    """Convert a JSON value to the column's Python type.
+
+    Times are ISO text, decimals text or numbers, and bytes base64.
+    """
     types = pa.types
     if isinstance(value, list):
         if None in value:

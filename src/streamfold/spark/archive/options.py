@@ -1,7 +1,7 @@
-"""The options of `format("streamfold-archive")`: read, checked and named here alone.
+"""The options of `format("streamfold-archive")`: this module alone names, reads and checks them.
 
-Names follow Delta's for what both have. An unknown name is refused, since a misspelt one would silently
-do nothing.
+Options that Delta has too keep Delta's names. Unknown names are rejected, because a misspelt option
+would silently do nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from streamfold.spark.errors import OptionError
 
-#: Prefixes of names that say how to reach storage, and with which credentials.
+#: Name prefixes of storage options and of the credentials profile.
 STORAGE, CREDENTIALS = "storage.", "credentials."
 
 _TABLE = ("positionAsOf", "timestampAsOf")
@@ -23,21 +23,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
-    """Where an archive is, and the credentials to read it; pickled with tasks, never shown whole."""
+class ArchiveStorage:
+    """An archive's location and credentials. Pickled with tasks; its repr omits secrets."""
 
     uri: str
-    #: As `open_blob_store` takes them.
+    #: Keyword arguments of `open_blob_store`.
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: A profile that says where credentials come from; empty for the storage's own variables.
+    #: A credentials profile; empty to use the storage's own environment variables.
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Cache folder, on every machine that reads.
+    #: Cache folder on every machine that reads.
     cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A state of the table: at a position, or as published at a time; neither means the head."""
+    """A table state: at a position or as published at a time. With neither, the head."""
 
     position: str | None = None
     time: datetime | None = None
@@ -45,23 +45,23 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    storage: Storage
+    storage: ArchiveStorage
     columns: tuple[str, ...] | None
-    #: As JSON; its meaning depends on the columns.
+    #: Unparsed JSON: parsing needs the column types.
     filters: str | None
-    #: Preferred formats, best first; None for the quickest.
+    #: Preferred formats, best first; None for the fastest.
     formats: tuple[str, ...] | None
-    #: For archives whose manifest does not name them.
+    #: Key fields, for archives whose manifest does not name them.
     key_fields: tuple[str, ...] | None
-    #: The table at this moment, or the end of the change feed.
+    #: The table state to read, or where the change feed ends.
     at: Moment
     #: Where the change feed starts, exclusive; None to read the table.
     since: Moment | None
 
 
-def parse_options(given: Mapping[str, str]) -> ArchiveOptions:
-    """Parse the options of a read; InvalidError names the wrong one."""
-    options = _Options(given)
+def parse_options(raw: Mapping[str, str]) -> ArchiveOptions:
+    """Parse the options of a read. Raises OptionError naming the first invalid option."""
+    options = _Options(raw)
     feed = options.flag("readChangeFeed")
     options.refuse(_TABLE if feed else _FEED, feed)
     since = options.moment("startingPosition", "startingTimestamp") if feed else None
@@ -81,9 +81,9 @@ def parse_options(given: Mapping[str, str]) -> ArchiveOptions:
     )
 
 
-def parse_streaming(given: Mapping[str, str]) -> ArchiveOptions:
-    """Parse the options of a streaming read, which is a change feed without an end."""
-    options = _Options(given)
+def parse_streaming(raw: Mapping[str, str]) -> ArchiveOptions:
+    """Parse the options of a streaming read: a change feed without an end."""
+    options = _Options(raw)
     if not options.flag("readChangeFeed"):
         raise OptionError(
             "readChangeFeed",
@@ -95,42 +95,42 @@ def parse_streaming(given: Mapping[str, str]) -> ArchiveOptions:
             raise OptionError(
                 name, "is for batches, and a streaming query would ignore it: leave it out"
             )
-    return parse_options(given)
+    return parse_options(raw)
 
 
 class _Options:
-    """Options by name, ignoring case, and the rules that they must keep."""
+    """Options by case-insensitive name, with their validation rules."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
-        known = {name.lower() for name in _NAMES}
-        for name in self._given:
-            if name not in known and not name.startswith((STORAGE, CREDENTIALS)):
+    def __init__(self, raw: Mapping[str, str]) -> None:
+        self._raw = {name.lower(): value for name, value in raw.items()}
+        names = {name.lower() for name in _NAMES}
+        for name in self._raw:
+            if name not in names and not name.startswith((STORAGE, CREDENTIALS)):
                 there = ", ".join(sorted((*_NAMES, f"{STORAGE}*", f"{CREDENTIALS}*")))
                 raise OptionError(name, f"is not known; the options are {there}")
 
     def text(self, name: str) -> str | None:
-        return self._given.get(name.lower()) or None
+        return self._raw.get(name.lower()) or None
 
     def flag(self, name: str) -> bool:
-        found = (self.text(name) or "false").lower()
-        if found not in ("true", "false"):
-            raise OptionError(name, f"is {found!r}, it must be true or false")
-        return found == "true"
+        word = (self.text(name) or "false").lower()
+        if word not in ("true", "false"):
+            raise OptionError(name, f"is {word!r}, it must be true or false")
+        return word == "true"
 
     def names(self, name: str) -> tuple[str, ...] | None:
         text = self.text(name)
         if text is None:
             return None
-        found = tuple(part.strip() for part in text.split(","))
-        if "" in found or len(set(found)) < len(found):
+        names = tuple(part.strip() for part in text.split(","))
+        if "" in names or len(set(names)) < len(names):
             raise OptionError(
                 name, f"is {text!r}, it must be names, each once, separated by commas"
             )
-        return found
+        return names
 
     def refuse(self, names: tuple[str, ...], feed: bool) -> None:
-        """Refuse options of the table in a change feed, and of the change feed without one."""
+        """Reject table options in a change feed read, and change feed options in a table read."""
         for name in names:
             if self.text(name) is not None:
                 rule = "is for tables, and readChangeFeed is true: " if feed else ""
@@ -143,7 +143,7 @@ class _Options:
             raise OptionError(time, f"cannot be combined with {position}: give one of them")
         return Moment(at, None if text is None else _time(time, text))
 
-    def storage(self) -> Storage:
+    def storage(self) -> ArchiveStorage:
         uri = self.text("path")
         if uri is None:
             raise OptionError("path", "is missing: name the folder of a table, as in load(uri)")
@@ -152,12 +152,14 @@ class _Options:
                 "path",
                 "is in memory, where only one process sees it: give file:///, s3://, gs:// or az://",
             )
-        return Storage(uri, self._below(STORAGE), self._below(CREDENTIALS), self.text("cache"))
+        return ArchiveStorage(
+            uri, self._below(STORAGE), self._below(CREDENTIALS), self.text("cache")
+        )
 
     def _below(self, prefix: str) -> dict[str, str]:
         return {
             name.removeprefix(prefix): value
-            for name, value in self._given.items()
+            for name, value in self._raw.items()
             if name.startswith(prefix)
         }
 
@@ -166,13 +168,13 @@ def _time(name: str, text: str) -> datetime:
     try:
         if text.isascii() and text.isdigit():
             return _EPOCH + timedelta(milliseconds=int(text))
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        found = None
-    if found is None or found.tzinfo is None:
+        moment = None
+    if moment is None or moment.tzinfo is None:
         raise OptionError(
             name,
             f"is {text[:40]!r}, it must be milliseconds since 1970 or a time with a zone such as "
             "2026-01-31T12:00:00Z",
         )
-    return found
+    return moment

@@ -1,14 +1,15 @@
-"""A table cut into parts that tasks rebuild on their own: one per key bucket, no rows on the driver.
+"""Splits a table into parts that tasks rebuild independently, one per key bucket.
 
-Where not all files have a bucket, changes may be about any row, and one task rebuilds the table.
-Without changes every file is a part, and a large one on a disk is several.
+The driver reads no rows. If some file has no bucket, a change may affect any row, so one task
+rebuilds the whole table. Without diffs, every file is a part, and a large file on local disk
+becomes several parts.
 
-Buckets of other keys, and row groups without a wanted row, are skipped. This needs the writer's
-statement, a field of the parts, that buckets follow the hash of `archive.buckets`. Archives that are
-bucketed otherwise are read in full.
+Filters skip buckets that hold no matching key, and row groups that hold no matching row. Skipping
+buckets requires that the writer declared, in a field of each part, that buckets follow the hash of
+`archive.buckets`. Archives bucketed any other way are read in full.
 
-A base row that fails a filter may be dropped before changes are folded in: a change to its key
-replaces the row anyway, and the new row is filtered on its own.
+Dropping a base row that fails a filter before folding in changes is safe: a change to its key
+replaces the row anyway, and the new row is filtered separately.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.spark.archive.filters import Condition
 from streamfold.wording import noun
 
-#: The most keys to look up one by one: beyond it, most buckets are wanted anyway.
+#: Maximum keys to hash individually: with more, most buckets match anyway.
 KEYS_MAX = 1024
-#: The most digits of a decimal in Spark.
+#: Maximum digits of a Spark decimal.
 DECIMAL_DIGITS = 38
 
 
 def is_hashed(artifact: ChosenFiles) -> bool:
-    """Return whether the writer states that our hash chose the parts' buckets."""
+    """Return whether the writer declared that our hash assigned the parts to buckets."""
     return all(
         part.bucket is not None and part.extra.get(BUCKETING) == SPLITMIX64
         for part in artifact.parts
@@ -53,14 +54,14 @@ def is_hashed(artifact: ChosenFiles) -> bool:
 def wanted_buckets(
     conditions: Sequence[Condition], schema: TableSchema, artifacts: Sequence[ChosenFiles]
 ) -> set[int] | None:
-    """Return the buckets that hold all keys that pass; None if any bucket may.
+    """Return the buckets of all keys that pass, or None if any bucket may hold one.
 
     `artifacts` are the base and its diffs.
     """
     base = {part.bucket for part in artifacts[0].parts}
     count = len(base)
-    known = base == set(range(count)) and count & (count - 1) == 0
-    if not known or not all(map(is_hashed, artifacts)):
+    numbered = base == set(range(count)) and count & (count - 1) == 0
+    if not numbered or not all(map(is_hashed, artifacts)):
         return None
     keys = _wanted_keys(conditions, schema)
     if keys is None:
@@ -69,7 +70,7 @@ def wanted_buckets(
 
 
 def _wanted_keys(conditions: Sequence[Condition], schema: TableSchema) -> list[pa.Array] | None:
-    """Return the key fields of all keys that pass, column by column."""
+    """Return all keys that pass, as one array per key field; None if they cannot be enumerated."""
     listed = {c.column: c.values for c in conditions if c.values is not None}
     choices = [listed.get(name) for name in schema.key_fields]
     size = 1
@@ -82,7 +83,7 @@ def _wanted_keys(conditions: Sequence[Condition], schema: TableSchema) -> list[p
     try:
         return [_column([key[i] for key in keys], kind) for i, kind in enumerate(kinds)]
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return None  # Spark's type for the column does not convert back to the key's
+        return None  # the column's Spark type does not convert back to the key's type
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -91,7 +92,7 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RowGroupShare:
     """The `number`-th of `count` equal shares of a file's row groups."""
 
     number: int = 0
@@ -101,7 +102,7 @@ class Share:
         return range(groups * self.number // self.count, groups * (self.number + 1) // self.count)
 
 
-WHOLE = Share()
+WHOLE = RowGroupShare()
 
 
 def read_row_groups(
@@ -109,9 +110,9 @@ def read_row_groups(
     source: BinaryIO,
     columns: pa.Schema,
     conditions: Sequence[Condition],
-    share: Share = WHOLE,
+    share: RowGroupShare = WHOLE,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a share, skipping row groups without a row that passes all conditions."""
+    """Yield the rows of a share, skipping row groups whose statistics rule out every row."""
     try:
         source.seek(0)
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
@@ -136,11 +137,11 @@ def read_row_groups(
 def may_match(
     group: pq.RowGroupMetaData, conditions: Sequence[Condition], columns: pa.Schema
 ) -> bool:
-    """Return false only if the group's statistics show that a condition fails for all rows."""
+    """Return False only if the group's statistics prove that some condition fails for every row."""
     indices = {group.column(i).path_in_schema: i for i in range(group.num_columns)}
     for condition in conditions:
         index = indices.get(condition.column)
-        # A column's name with a dot looks like the path of a field in a struct.
+        # A column name with a dot looks like the path of a struct field.
         if index is None or "." in condition.column:
             continue
         statistics = group.column(index).statistics
@@ -161,18 +162,18 @@ def _may_match(
         return True
     try:
         return condition.may_hold(statistics.min, statistics.max)
-    except OverflowError:  # a day or an instant outside the years that Python has
+    except OverflowError:  # a date or timestamp outside Python's year range
         return True
-    except TypeError:  # a decimal that has got more digits than Spark has since, and is text there
+    except TypeError:  # the decimal has since outgrown Spark's digits and is text there
         return True
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Return whether statistics and conditions have the same Python values, in one order."""
+    """Return whether statistics and conditions use the same Python types with the same order."""
     types = pa.types
     plain = types.is_integer(kind) or types.is_string(kind) or types.is_binary(kind)
     moment = types.is_date32(kind) or (types.is_timestamp(kind) and kind.unit == "us")
-    # Decimals of more digits are text in Spark.
+    # Decimals with more digits are text in Spark.
     number = is_decimal(kind) and kind.precision <= DECIMAL_DIGITS
     return bool(plain or moment or number)
 
@@ -185,7 +186,7 @@ def _read(file: pq.ParquetFile, number: int, columns: pa.Schema) -> Iterator[pa.
     seen = 0
     for batch in file.iter_batches(rows, row_groups=[number], columns=names):
         seen += len(batch)
-        # A name with a dot is also the path of a field in a struct, which comes along then.
+        # A name with a dot may also match a struct field's path, which pyarrow then reads too.
         yield from verified_rows(batch.select(names), columns)
     if seen != group.num_rows:
         raise ArtifactCorruptError(
@@ -193,33 +194,33 @@ def _read(file: pq.ParquetFile, number: int, columns: pa.Schema) -> Iterator[pa.
         )
 
 
-#: Bytes of a Parquet file of which a task reads its own row groups: seconds of work.
+#: Bytes of a Parquet file per task, read as a share of its row groups: seconds of work.
 SHARE_BYTES = 128 << 20
-#: The most tasks that share a file: each of them checks the hash of the whole file.
+#: Maximum tasks per file: each one verifies the hash of the whole file.
 SHARES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """What one task reads; pickled with it, so it names only the task's own files."""
+    """One task's input. Pickled with the task, so it names only that task's files."""
 
     base: ChosenFiles
     diffs: tuple[ChosenFiles, ...]
     keys: tuple[str, ...]
     bucket: int | None = None
-    #: Whether the first diff empties the table, even if its own files do not say so.
+    #: Whether the first diff empties the table, even if this part's files do not show it.
     clears: bool = False
-    share: Share = WHOLE
+    share: RowGroupShare = WHOLE
 
 
 def choose_all(decoding: Decoding, plan: TablePlan) -> tuple[ChosenFiles, tuple[ChosenFiles, ...]]:
-    """Return the base and the diffs of a plan, each in the best format."""
-    found = [slim(decoding.choose(plan.manifest, artifact)) for artifact in plan.artifacts]
-    return found[0], tuple(found[1:])
+    """Return the plan's base and diffs, each in its best format."""
+    files = [slim(decoding.choose(plan.manifest, artifact)) for artifact in plan.artifacts]
+    return files[0], tuple(files[1:])
 
 
 def slim(chosen: ChosenFiles) -> ChosenFiles:
-    """Return the same without the files of other formats, which tasks do not need."""
+    """Return `chosen` without its files in other formats, which tasks do not need."""
     bare: Artifact = msgspec.structs.replace(chosen.artifact, formats={})
     return replace(chosen, artifact=bare)
 
@@ -227,7 +228,7 @@ def slim(chosen: ChosenFiles) -> ChosenFiles:
 async def table_parts(
     base: ChosenFiles, diffs: tuple[ChosenFiles, ...], keys: tuple[str, ...], files: PartFiles
 ) -> list[TablePart]:
-    """Cut a table into parts; `files` are opened only for diffs that do not say if they truncate."""
+    """Split a table into parts. Opens only diffs that do not declare whether they truncate."""
     if not diffs:
         return [
             TablePart(_only(base, [part]), (), keys, part.bucket, share=share)
@@ -238,7 +239,7 @@ async def table_parts(
     if None in buckets:
         return [TablePart(base, diffs, keys)]
     clears = False
-    # Nothing before the last diff that empties the table matters.
+    # Only the last diff that empties the table and the diffs after it matter.
     for number in reversed(range(len(diffs))):
         if await empties(diffs[number], files, keys):
             base, diffs, clears = _only(base, []), diffs[number:], True
@@ -257,27 +258,27 @@ async def table_parts(
 
 
 async def empties(diff: ChosenFiles, files: PartFiles, keys: Sequence[str]) -> bool:
-    """Return whether a diff starts with a TRUNCATE, which may be in any of its parts."""
+    """Return whether a diff starts with a TRUNCATE, which any of its parts may hold."""
     if any(part.extra.get(TRUNCATES) for part in diff.parts):
         return True
     return not is_hashed(diff) and await truncates(diff, files, keys)
 
 
 def _by_bucket(chosen: ChosenFiles) -> dict[int | None, ChosenFiles]:
-    """Split the artifact by bucket."""
-    found: dict[int | None, list[Part]] = {}
+    """Split an artifact's parts by bucket."""
+    parts_of: dict[int | None, list[Part]] = {}
     for part in chosen.parts:
-        found.setdefault(part.bucket, []).append(part)
-    return {bucket: _only(chosen, parts) for bucket, parts in found.items()}
+        parts_of.setdefault(part.bucket, []).append(part)
+    return {bucket: _only(chosen, parts) for bucket, parts in parts_of.items()}
 
 
 def _only(chosen: ChosenFiles, parts: Sequence[Part]) -> ChosenFiles:
     return replace(chosen, parts=tuple(parts))
 
 
-def _shares(base: ChosenFiles, part: Part, files: PartFiles) -> Iterator[Share]:
-    """Yield shares of a file on disk; on remote storage every share would fetch the whole file."""
+def _shares(base: ChosenFiles, part: Part, files: PartFiles) -> Iterator[RowGroupShare]:
+    """Yield a file's shares: several only on local disk, as each share would download the file."""
     local = local_folder(files.destination.uri) is not None
     large = local and base.form.reads_row_groups and part.bucket is None
     count = min(SHARES_MAX, -(-part.size_bytes // SHARE_BYTES)) if large else 1
-    return (Share(number, count) for number in range(max(1, count)))
+    return (RowGroupShare(number, count) for number in range(max(1, count)))

@@ -1,8 +1,8 @@
-"""What Spark calls on the driver and in tasks, for tables and for change feeds.
+"""Readers that Spark calls on the driver and in tasks, for tables and change feeds.
 
-A reader is pickled before it plans, so tasks know only their partition of the plan.
+Spark pickles a reader before it plans, so tasks know only their own partition of the plan.
 
-In a task, memory holds the net changes of one part, and a batch of its base.
+A task holds the net changes of one part and one batch of its base in memory.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -39,11 +39,11 @@ from streamfold.spark.archive.planning import (
     table_parts,
     wanted_buckets,
 )
-from streamfold.spark.archive.relation import Relation, open_files, position_at
+from streamfold.spark.archive.relation import ArchiveRelation, open_files, position_at
 from streamfold.spark.errors import CarriesErrors, FilesGoneError
 
 T = TypeVar("T")
-#: What one task reads.
+#: One task's input.
 Work: TypeAlias = TablePart | tuple[FeedPart, ...]
 
 
@@ -51,14 +51,14 @@ async def read_part(
     part: TablePart,
     files: PartFiles,
     schema: TableSchema,
-    wanted: pa.Schema,
+    columns: pa.Schema,
     conditions: Sequence[Condition],
 ) -> AsyncGenerator[pa.Table]:
-    """Yield the rows of a part; of those that do not pass the conditions, some may be left out."""
-    delta = Delta(wanted, schema.select(part.keys) if part.diffs else pa.schema([]))
+    """Yield the rows of a part. May already omit rows that fail the conditions."""
+    delta = Delta(columns, schema.select(part.keys) if part.diffs else pa.schema([]))
     await _gather(part, files, delta)
     if not (delta.clears or part.clears):
-        needed = {*wanted.names, *(part.keys if part.diffs else ())}
+        needed = {*columns.names, *(part.keys if part.diffs else ())}
         fields = pa.schema([field for field in schema.arrow if field.name in needed])
         async with aclosing(files.open_all(part.base.parts)) as opened:
             async for file, source in opened:
@@ -99,7 +99,7 @@ def _rows(
 
 
 def iterate(make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
-    """What an asynchronous generator yields, one by one, on an event loop of its own."""
+    """Yield the items of an async generator, run on its own event loop."""
     with asyncio.Runner() as runner:
         items, nothing = make(), object()
 
@@ -113,12 +113,12 @@ def iterate(make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
             runner.run(items.aclose())
 
 
-def reader_of(relation: Relation) -> DataSourceReader:
+def reader_of(relation: ArchiveRelation) -> DataSourceReader:
     return TableReader(relation) if relation.since is None else FeedReader(relation)
 
 
 class FilesPartition(InputPartition):
-    """One task's files, in a folder; `position` is the end of what the query reads."""
+    """One task's files in a folder. `position` is where the whole query ends."""
 
     def __init__(self, folder: str, position: str, work: Work) -> None:
         super().__init__(None)
@@ -128,13 +128,13 @@ class FilesPartition(InputPartition):
 
 
 class PartReader(CarriesErrors):
-    """Shared by all reads: a task reads the files of one partition."""
+    """Base of all readers: a task reads the files of one partition."""
 
-    def __init__(self, relation: Relation) -> None:
+    def __init__(self, relation: ArchiveRelation) -> None:
         self._relation = relation
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the rows of its files that pass all conditions."""
+        """Yield the rows that pass all conditions. Spark calls this in a task."""
         if not isinstance(partition, FilesPartition):
             return  # Spark makes an empty partition if there is nothing to read
         try:
@@ -147,14 +147,18 @@ class PartReader(CarriesErrors):
 
     @abstractmethod
     def _batches(self, partition: FilesPartition) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the rows of one partition, in the archive's types."""
+        """Yield one partition's rows in the archive's types."""
 
 
 class _BatchReader(PartReader, DataSourceReader):
-    """Shared by both kinds of batch."""
+    """Base of both batch readers."""
 
     def partitions(self) -> list[InputPartition]:
-        """On the driver, before the first query of a DataFrame; Spark keeps them for later ones."""
+        """Plan the partitions.
+
+        Spark calls this on the driver before a DataFrame's first query, and reuses the result for
+        later queries.
+        """
         return asyncio.run(self._planned())
 
     async def _planned(self) -> list[InputPartition]:
@@ -164,7 +168,7 @@ class _BatchReader(PartReader, DataSourceReader):
 
     @abstractmethod
     async def _cut(self, archive: Archive) -> Sequence[Work]:
-        """Cut the read into work for tasks."""
+        """Split the read into one work item per task."""
 
 
 class TableReader(_BatchReader):
@@ -176,8 +180,8 @@ class TableReader(_BatchReader):
         base, diffs = choose_all(relation.decoding, plan)
         keys = relation.decoding.keys(plan.manifest)
         parts = await table_parts(base, diffs, keys, archive.files)
-        wanted = wanted_buckets(relation.conditions, relation.table, (base, *diffs))
-        return parts if wanted is None else [part for part in parts if part.bucket in wanted]
+        buckets = wanted_buckets(relation.conditions, relation.table, (base, *diffs))
+        return parts if buckets is None else [part for part in parts if part.bucket in buckets]
 
     async def _batches(self, partition: FilesPartition) -> AsyncGenerator[pa.RecordBatch]:
         part, relation = partition.work, self._relation
@@ -191,7 +195,7 @@ class TableReader(_BatchReader):
 
 
 class FeedPartReader(PartReader):
-    """Shared by feeds in batches and in streaming: a task reads the changes in some diff files."""
+    """Base of batch and streaming feeds: a task reads the changes of its diff files."""
 
     async def _batches(self, partition: FilesPartition) -> AsyncGenerator[pa.RecordBatch]:
         parts, relation = partition.work, self._relation

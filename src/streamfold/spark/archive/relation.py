@@ -1,11 +1,13 @@
-"""One read of an archive with everything fixed: its files, positions, columns, and types for Spark.
+"""A fully resolved read of an archive: its location, positions, columns and Spark types.
 
-Made when a DataFrame is loaded, and pickled with it. Its first query plans that position from the
-manifest as it is then, and Spark keeps the plan for later ones: all of them see the same rows.
+Created when a DataFrame is loaded, and pickled with it. The DataFrame's first query plans that
+position from the manifest of that moment. Spark reuses the plan for later queries, so they all see
+the same rows.
 
-If Spark lacks a type, the next one that holds all values is used: unsigned integers become the next
-wider type, 64-bit ones a decimal; nanoseconds and times of day a bigint in their own unit; decimals
-of more than 38 digits text, and so do columns that have held no value yet.
+A type that Spark lacks becomes the nearest type that holds all its values. Unsigned integers become
+the next wider type, and 64-bit ones a decimal. Nanosecond timestamps and times of day become a
+bigint in their own unit. Decimals of more than 38 digits become text, as do columns without any
+value yet.
 """
 
 from __future__ import annotations
@@ -29,17 +31,16 @@ from streamfold.archive.read.part_files import Cache, PartFiles
 from streamfold.archive.read.reader import Archive, open_archive
 from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.blob import BlobStore, open_blob_store
-from streamfold.errors import InvalidError
+from streamfold.errors import ConflictError, InvalidError
 from streamfold.spark.archive.change_feed import feed_columns
 from streamfold.spark.archive.filters import Condition, matching, parse_conditions
-from streamfold.spark.archive.options import CREDENTIALS, ArchiveOptions, Moment, Storage
+from streamfold.spark.archive.options import CREDENTIALS, ArchiveOptions, ArchiveStorage, Moment
 from streamfold.spark.archive.planning import DECIMAL_DIGITS
-from streamfold.spark.errors import ArchiveReplacedError
 
-#: Name of a read's only profile.
+#: Name of the read's only credentials profile.
 _PROFILE = "archive"
 _PLAIN: dict[pa.DataType, spark.DataType] = {
-    # Spark's files have no type for columns without values.
+    # Spark's file formats have no type for columns without values.
     pa.null(): spark.StringType(),
     pa.bool_(): spark.BooleanType(),
     pa.int8(): spark.ByteType(),
@@ -55,14 +56,14 @@ _PLAIN: dict[pa.DataType, spark.DataType] = {
     pa.string(): spark.StringType(),
     pa.binary(): spark.BinaryType(),
     pa.date32(): spark.DateType(),
-    # Spark has times of day only if a setting enables them.
+    # Spark has a time-of-day type only if a setting enables it.
     pa.time64("us"): spark.LongType(),
     pa.time64("ns"): spark.LongType(),
 }
 
 
-async def open_table(storage: Storage) -> Archive:
-    """Open the archive; credentials are fetched when needed, and renewed."""
+async def open_table(storage: ArchiveStorage) -> Archive:
+    """Open the archive. Fetches credentials on demand and renews them."""
     access = _access(storage)
     provider = access.pop("credential_provider", None)
     return await open_archive(
@@ -70,7 +71,7 @@ async def open_table(storage: Storage) -> Archive:
     )
 
 
-def open_files(storage: Storage, folder: str) -> PartFiles:
+def open_files(storage: ArchiveStorage, folder: str) -> PartFiles:
     """Open the files in an archive's folder, without reading its manifest."""
     access = _access(storage)
 
@@ -81,30 +82,30 @@ def open_files(storage: Storage, folder: str) -> PartFiles:
     return PartFiles(Destination(open_folder(folder.rstrip("/")), folder), cache, open_folder)
 
 
-def _access(storage: Storage) -> dict[str, Any]:
-    """Return the storage's options; given ones win over those of the profile."""
+def _access(storage: ArchiveStorage) -> dict[str, Any]:
+    """Return the storage options. Explicit options override the profile's."""
     if not storage.credentials:
         return dict(storage.options)
     raw: Mapping[str, object] = {_PROFILE: dict(storage.credentials)}
     profiles = Profiles.parse(raw, path=CREDENTIALS.rstrip("."))
-    found = profiles.access(_PROFILE, path=CREDENTIALS).blob_options()
-    return {**found, **storage.options}
+    options = profiles.access(_PROFILE, path=CREDENTIALS).blob_options()
+    return {**options, **storage.options}
 
 
 def spark_schema(fields: Iterable[pa.Field]) -> spark.StructType:
-    """Return the columns in Spark's types."""
+    """Return the Spark schema for these Arrow fields."""
     return spark.StructType(
         [spark.StructField(f.name, spark_type(f.type), f.nullable) for f in fields]
     )
 
 
 def arrow_schema(schema: spark.StructType) -> pa.Schema:
-    """Return the Arrow columns that Spark takes without conversion."""
+    """Return the Arrow schema that Spark accepts without conversion."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def spark_type(kind: pa.DataType) -> spark.DataType:
-    """Return the type that holds every value of an archive's type."""
+    """Return a Spark type that holds every value of an archive type."""
     types = pa.types
     if kind in _PLAIN:
         return _PLAIN[kind]
@@ -125,7 +126,7 @@ def spark_type(kind: pa.DataType) -> spark.DataType:
 
 
 def loosened(kind: spark.DataType) -> spark.DataType:
-    """Return the type with everything in it nullable, as in types written as text."""
+    """Return the type with every nested field nullable, as Spark parses types from text."""
     if isinstance(kind, spark.StructType):
         return spark.StructType(
             [spark.StructField(f.name, loosened(f.dataType)) for f in kind.fields]
@@ -138,55 +139,61 @@ def loosened(kind: spark.DataType) -> spark.DataType:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
-    """What to read, and its types; `since` is where a change feed starts, None for the table.
+class ArchiveRelation:
+    """A resolved read. `since` is where a change feed starts, or None to read the table.
 
-    A start is looked up when it is needed: a streaming query that resumes from its checkpoint does not
-    need it, and the archive may no longer go back so far.
+    `since` is looked up only on demand: a streaming query that resumes from its checkpoint does not
+    need it, and the archive may no longer reach back that far.
     """
 
-    storage: Storage
+    storage: ArchiveStorage
     archive_id: str | None
     decoding: Decoding
     table: TableSchema
-    #: Columns of the rows, or of the images of changes.
+    #: Columns of the rows, or of the change feed's images.
     columns: tuple[str, ...]
-    #: The end of what is read; of a streaming query, the head when it was loaded.
+    #: Where the read ends; for a streaming query, the head when it was loaded.
     position: str
     since: Moment | None
     spark_schema: StructType
-    #: On Spark's columns, of which some may be read only for this.
+    #: Conditions on Spark columns, some of which may be read only for filtering.
     conditions: tuple[Condition, ...] = ()
 
     @property
     def read(self) -> pa.Schema:
-        """The columns to read, in the archive's types."""
+        """The columns to read from files, in the archive's types."""
         if self.since is not None:
             return feed_columns(self.table, self.columns)
         tested = (c.column for c in self.conditions)
         return self.table.select(list(dict.fromkeys([*self.columns, *tested])))
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that pass, in Spark's types."""
-        wanted = arrow_schema(self.spark_schema)
-        tested = [f for f in arrow_schema(spark_schema(batch.schema)) if f.name not in wanted.names]
-        found = matching(cast_batch(batch, pa.schema([*wanted, *tested])), self.conditions)
-        return found.select(wanted.names) if tested else found
+        """Return the rows that pass all conditions, in Spark's types."""
+        arrow = arrow_schema(self.spark_schema)
+        tested = [f for f in arrow_schema(spark_schema(batch.schema)) if f.name not in arrow.names]
+        rows = matching(cast_batch(batch, pa.schema([*arrow, *tested])), self.conditions)
+        return rows.select(arrow.names) if tested else rows
 
     async def open(self) -> Archive:
-        """Open the archive as it is now; ArchiveReplacedError if it is not the one that was loaded."""
+        """Open the archive's current state.
+
+        Raises ConflictError if it is not the archive that was loaded.
+        """
         archive = await open_table(self.storage)
         if archive.manifest.archive_id != self.archive_id:
-            raise ArchiveReplacedError(archive.uri)
+            raise ConflictError(
+                f"{archive.uri} holds another archive than when it was loaded: load the table again",
+                code="archive_replaced",
+            )
         return archive
 
 
-def resolve(options: ArchiveOptions, given: StructType | None = None) -> Relation:
-    """Read the manifest and fix the read; `given` is the user's schema."""
-    return asyncio.run(_resolve(options, given))
+def resolve(options: ArchiveOptions, user_schema: StructType | None = None) -> ArchiveRelation:
+    """Read the manifest and resolve the read. `user_schema` is the argument of `schema(...)`."""
+    return asyncio.run(_resolve(options, user_schema))
 
 
-async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relation:
+async def _resolve(options: ArchiveOptions, user_schema: StructType | None) -> ArchiveRelation:
     archive = await open_table(options.storage)
     decoding = Decoding(options.formats, None, options.key_fields)
     since = options.since
@@ -194,14 +201,14 @@ async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relatio
     last = archive.plan(position=position).last
     table = decoding.schema_of(archive.manifest, last)
     if table is None:
-        table = _declared(archive, decoding, given, feed=since is not None)
+        table = _declared(archive, decoding, user_schema, feed=since is not None)
         decoding = Decoding(decoding.formats, table, table.key_fields)
-    columns = _columns(options, table, given, feed=since is not None)
+    columns = _columns(options, table, user_schema, feed=since is not None)
     fields = table.select(columns) if since is None else feed_columns(table, columns)
     schema = spark_schema(fields)
     tested = arrow_schema(spark_schema(table.arrow if since is None else fields))
     conditions = () if options.filters is None else parse_conditions(options.filters, tested)
-    return Relation(
+    return ArchiveRelation(
         storage=options.storage,
         archive_id=archive.manifest.archive_id,
         decoding=decoding,
@@ -209,54 +216,56 @@ async def _resolve(options: ArchiveOptions, given: StructType | None) -> Relatio
         columns=columns,
         position=position if since is not None else last.to_position,
         since=since,
-        spark_schema=schema if given is None else _accepted(given, schema),
+        spark_schema=schema if user_schema is None else _accepted(user_schema, schema),
         conditions=conditions,
     )
 
 
 def position_at(archive: Archive, moment: Moment) -> str:
-    """Return the position, or the last one that was published at the time."""
+    """Return the moment's position, or the last position published by its time."""
     if moment.position is not None:
         return moment.position
     return archive.plan(time=moment.time).position
 
 
 def _declared(
-    archive: Archive, decoding: Decoding, given: StructType | None, *, feed: bool
+    archive: Archive, decoding: Decoding, user_schema: StructType | None, *, feed: bool
 ) -> TableSchema:
-    """Return the user's schema for a table whose manifest has none."""
-    if given is None or feed:
+    """Return the table schema that the user declared for a manifest without one."""
+    if user_schema is None or feed:
         raise InvalidError(
             f"the manifest in {archive.uri} has no schema: "
             + ("its changes cannot be read" if feed else "declare the columns with schema(...)")
         )
-    return TableSchema.of(arrow_schema(given), decoding.keys(archive.manifest))
+    return TableSchema.of(arrow_schema(user_schema), decoding.keys(archive.manifest))
 
 
 def _columns(
-    options: ArchiveOptions, table: TableSchema, given: StructType | None, *, feed: bool
+    options: ArchiveOptions, table: TableSchema, user_schema: StructType | None, *, feed: bool
 ) -> tuple[str, ...]:
-    """Return the wanted columns: from the option, or from the names of a schema."""
-    if given is not None and not feed:
-        if options.columns not in (None, tuple(given.names)):
+    """Return the columns to read, from the option or from the user's schema."""
+    if user_schema is not None and not feed:
+        if options.columns not in (None, tuple(user_schema.names)):
             raise InvalidError(
                 f"option 'columns' names {list(options.columns or ())}, and the schema "
-                f"{given.names}: give one of them"
+                f"{user_schema.names}: give one of them"
             )
-        return tuple(given.names)
+        return tuple(user_schema.names)
     return options.columns or tuple(table.names)
 
 
-def _accepted(given: StructType, found: StructType) -> StructType:
-    """Return the user's schema if it holds what is read, and raise otherwise."""
-    if given.names != found.names or not all(map(_holds, given.fields, found.fields)):
+def _accepted(user_schema: StructType, read_schema: StructType) -> StructType:
+    """Return the user's schema. Raises InvalidError if it cannot hold the rows read."""
+    if user_schema.names != read_schema.names or not all(
+        map(_holds, user_schema.fields, read_schema.fields)
+    ):
         raise InvalidError(
-            f"the schema {given.simpleString()} does not hold what is read, which is "
-            f"{found.simpleString()}: give none, or the same types and nullability"
+            f"the schema {user_schema.simpleString()} does not hold what is read, which is "
+            f"{read_schema.simpleString()}: give none, or the same types and nullability"
         )
-    return given
+    return user_schema
 
 
-def _holds(given: StructField, found: StructField) -> bool:
-    same = given.dataType in (found.dataType, loosened(found.dataType))
-    return same and (given.nullable or not found.nullable)
+def _holds(user_field: StructField, read_field: StructField) -> bool:
+    same = user_field.dataType in (read_field.dataType, loosened(read_field.dataType))
+    return same and (user_field.nullable or not read_field.nullable)

@@ -1,4 +1,4 @@
-"""The connector's calls to an S2 endpoint, over one connection that retries transient failures."""
+"""The connector's client for an S2 endpoint: one connection that retries transient failures."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from streamfold.spark.errors import EndpointUnavailableError, OptionError
 from streamfold.wording import reason_of
 
 _PLACEHOLDER = "{basin}"
-#: Seconds to connect and to wait for the next bytes: above the 15 between two heartbeats.
+#: Seconds to connect and to wait for the next bytes: above the 15 s heartbeat interval.
 IO_TIMEOUT = 20.0
-#: The least seconds to wait for the answer to a short request: servers pause for less.
+#: Minimum seconds to wait for the answer to a short request: servers pause for less.
 _ANSWER_TIMEOUT_MIN = 3.0
-#: Seconds before the second attempt, and the most between later ones.
+#: Seconds before the second attempt, and the maximum between later attempts.
 _WAIT_MIN, _WAIT_MAX = 0.05, 2.0
-#: Statuses of transient failures; 409 is one only with this code.
+#: Statuses of transient failures. A 409 is transient only with this code.
 _PASSING, _PASSING_CONFLICT = frozenset({408, 429, 500, 502, 503, 504}), "transaction_conflict"
 _BY_STATUS: dict[int, type[StreamfoldError]] = {
     401: errors.UnauthenticatedError,
@@ -40,7 +40,7 @@ _BY_STATUS: dict[int, type[StreamfoldError]] = {
 PROTOBUF = "application/protobuf"
 _UNWRITTEN, _CONDITION_FAILED, _REDIRECT = 416, 412, 307
 _NO_ROUTE = (404, 405)
-#: Streams of one request for tails, and bytes of their names in JSON: a body has 64 KiB.
+#: Maximum streams per tails request, and bytes of their JSON names: a body may have 64 KiB.
 _TAILS_MAX, _TAILS_BYTES = 1000, 64_000
 
 
@@ -48,7 +48,7 @@ _TAILS_MAX, _TAILS_BYTES = 1000, 64_000
 class Endpoint:
     """A basin at an S2 endpoint. Pickled with a plan for its tasks, so it holds no connection."""
 
-    #: Origin of the server; `{basin}` in it is replaced by the basin's name.
+    #: Origin of the server, in which `{basin}` stands for the basin's name.
     template: str
     basin: str
     token: str = field(default="", repr=False)
@@ -72,19 +72,19 @@ class Endpoint:
 
     @property
     def origin(self) -> str:
-        """For messages."""
+        """The server's origin, for messages."""
         return self.template.replace(_PLACEHOLDER, self.basin)
 
     def headers(self) -> dict[str, str]:
-        """Headers of every request."""
-        found = {}
+        """Return the headers of every request."""
+        headers = {}
         if _PLACEHOLDER not in self.template:
-            found["s2-basin"] = self.basin
+            headers["s2-basin"] = self.basin
         if self.token:
-            found["authorization"] = f"Bearer {self.token}"
+            headers["authorization"] = f"Bearer {self.token}"
         if self.encryption_key:
-            found["s2-encryption-key"] = self.encryption_key
-        return found
+            headers["s2-encryption-key"] = self.encryption_key
+        return headers
 
     def _parts(self) -> SplitResult:
         return urlsplit(self.origin)
@@ -94,8 +94,8 @@ def stream_path(stream: str, *rest: str) -> str:
     return "/".join(("/v1/streams", quote(stream, safe=""), *rest))
 
 
-class Answer(NamedTuple):
-    """A response, read to its end."""
+class HttpResponse(NamedTuple):
+    """A response that was read to its end."""
 
     status: int
     headers: Mapping[str, str]
@@ -106,12 +106,12 @@ class Answer(NamedTuple):
 
 
 class TransientError(RetryLaterError):
-    """Worth another attempt."""
+    """The request failed in a way that may pass, so another attempt is worthwhile."""
 
 
 @dataclass(slots=True)
 class RetryDeadline:
-    """When to stop retrying: after this many seconds without progress."""
+    """Stops retries after `seconds` without progress."""
 
     seconds: float
     _since: float | None = None
@@ -119,14 +119,14 @@ class RetryDeadline:
 
     @classmethod
     def from_now(cls, seconds: float) -> RetryDeadline:
-        """Start the clock now: the first attempt may spend its time waiting for a silent server."""
+        """Start the clock now, since a silent server may use up the time in the first attempt."""
         return cls(seconds, time.monotonic())
 
     def reset(self) -> None:
         self._since, self._failures = None, 0
 
     def wait(self, endpoint: Endpoint, error: StreamfoldError) -> None:
-        """Wait before the next attempt, or raise after the deadline."""
+        """Sleep before the next attempt. Raises EndpointUnavailableError after the deadline."""
         now = time.monotonic()
         self._since = self._since if self._since is not None else now
         if now - self._since >= self.seconds:
@@ -135,20 +135,21 @@ class RetryDeadline:
         time.sleep(pause_after(self._failures, _WAIT_MIN, _WAIT_MAX))
 
 
-class Connection:
-    """Requests to one endpoint, one after the other. Close it, or use it as a context manager."""
+class ServerConnection:
+    """Sends requests to one endpoint, one at a time. Close it or use it as a context manager."""
 
     def __init__(self, endpoint: Endpoint, io_timeout: float = IO_TIMEOUT) -> None:
         """`io_timeout`: seconds to connect and to wait for the next bytes."""
         self.endpoint = endpoint
-        #: Whether the server lacks `POST /v1/tails`, as those of other makers do.
+        #: Whether the server lacks `POST /v1/tails`, as other S2 implementations do.
         self.lacks_tails = False
         self._timeout = io_timeout
+        self._url = endpoint.url
         trusted = endpoint.trusted
         tls = ssl.create_default_context(cadata=trusted) if trusted else None
-        self._http = open_transport(endpoint.url, tls)
+        self._http = open_transport(self._url, tls)
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> ServerConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,14 +158,14 @@ class Connection:
     def close(self) -> None:
         self._http.close()
 
-    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """Retry until the answer is not a transient failure."""
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
+        """Send a GET, retrying transient failures."""
         return self.repeat("GET", path, headers)
 
     def repeat(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> Answer:
-        """Retry until the answer is not a transient failure; for requests that change nothing."""
+    ) -> HttpResponse:
+        """Send a request that changes nothing, retrying transient failures."""
         deadline = RetryDeadline.from_now(self.endpoint.retry_timeout)
         while True:
             try:
@@ -174,10 +175,10 @@ class Connection:
 
     def attempt(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> Answer:
-        """Send once. After a `TransientError` the request may or may not have taken effect."""
+    ) -> HttpResponse:
+        """Send once. After a TransientError the request may or may not have taken effect."""
         response = self.open(method, path, headers, body)
-        answer = Answer(response.status_code, response.headers, read_body(response))
+        answer = HttpResponse(response.status_code, response.headers, read_body(response))
         if is_transient(answer.status, answer.body):
             raise TransientError(f"status {answer.status}: {message_of(answer.body)}")
         return answer
@@ -185,12 +186,11 @@ class Connection:
     def open(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> httpx.Response:
-        """Send once, and return the response before its body is read; close it."""
+        """Send once and return the response with its body unread. The caller must close it."""
         sent = {**self.endpoint.headers(), **(headers or {})}
-        url = self.endpoint.url
         try:
             return self._http.handle_request(
-                build_request(method, url, path, sent, body, timeout=self._timeout)
+                build_request(method, self._url, path, sent, body, timeout=self._timeout)
             )
         except httpx.TransportError as error:
             cause = cause_of(error)
@@ -204,7 +204,7 @@ class Connection:
 
 
 def read_body(response: httpx.Response) -> bytes:
-    """Read a response to its end."""
+    """Read and close a response. Raises TransientError if the connection breaks."""
     try:
         return b"".join(response.iter_raw())
     except httpx.TransportError as error:
@@ -216,8 +216,8 @@ def read_body(response: httpx.Response) -> bytes:
 def answer_timeout(endpoint: Endpoint) -> float:
     """Return the seconds to wait for the answer to a short request.
 
-    At most the time for retries, so that a server that drops packets is reported as soon as one that
-    refuses connections.
+    At most the retry timeout (but at least 3 s), so that a server that drops packets is reported as
+    soon as one that refuses connections.
     """
     return min(IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
 
@@ -227,7 +227,7 @@ def is_transient(status: int, body: bytes) -> bool:
 
 
 def error_from_response(what: str, status: int, body: bytes) -> StreamfoldError:
-    """Make the error for an answer that a retry would not change."""
+    """Return the error for a response that retries would not change."""
     kind = _BY_STATUS.get(status, errors.InvalidError)
     return kind(f"{what} was refused with status {status}: {message_of(body)}")
 
@@ -237,7 +237,7 @@ def code_of(body: bytes) -> str:
 
 
 def message_of(body: bytes) -> str:
-    """Return the message of an error's body, cut to fit a log line."""
+    """Return the message in an error response, truncated to fit a log line."""
     members = _members(body)
     if "message" in members:
         return f"{members.get('code', '')}: {members['message']}"[:500]
@@ -246,20 +246,20 @@ def message_of(body: bytes) -> str:
 
 def _members(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        members = json.loads(body)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return members if isinstance(members, dict) else {}
 
 
-class Streams:
-    """The streams of one basin."""
+class StreamCalls:
+    """Calls on the streams of one basin."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return all streams that begin with `prefix` and are not being deleted, in order."""
+        """Return the names of all streams with this prefix that are not being deleted, in order."""
         names: list[str] = []
         after, more = "", True
         while more:
@@ -273,15 +273,16 @@ class Streams:
     def tail(self, stream: str) -> StreamPosition:
         """Return the position after the last durable record."""
         answer = self._ask(stream_path(stream, "records/tail"), f"the tail of {stream!r}")
-        found = answer.json()["tail"]
-        return StreamPosition(found["seq_num"], found["timestamp"])
+        tail = answer.json()["tail"]
+        return StreamPosition(tail["seq_num"], tail["timestamp"])
 
     def tails(self, streams: Iterable[str]) -> dict[str, int | StreamfoldError]:
-        """Return the seq_num after the last durable record of each stream, or why there is none.
+        """Return each stream's durable tail as a seq_num, or the error that prevents it.
 
-        Asks for up to 1,000 streams in one request. A server without that request is asked for each
-        stream by itself, for as long as the connection lasts. Raises only what concerns all streams.
-        A stream whose error is a `RetryLaterError` is worth another call: it had no retries of its own.
+        Asks for up to 1,000 streams per request. If the server lacks this request, asks for each
+        stream separately for the rest of the connection. Raises only errors that concern all
+        streams. A stream with a `RetryLaterError` is worth another call, because its own failure
+        was not retried.
         """
         tails: dict[str, int | StreamfoldError] = {}
         for batch in _tail_batches(dict.fromkeys(streams)):
@@ -292,30 +293,30 @@ class Streams:
         return tails
 
     def first(self, stream: str, at: int = 0) -> int:
-        """Return the first record at or after `at` that exists; the tail if none does."""
+        """Return the first existing record at or after `at`, or the tail if none exists."""
         return self._first(stream, seq_num=at)
 
     def first_since(self, stream: str, timestamp: int) -> int:
-        """Return the first record that is not older; the tail if all are."""
+        """Return the first record with at least this timestamp, or the tail if none has it."""
         return self._first(stream, timestamp=timestamp)
 
     def timestamp(self, stream: str, at: int) -> int | None:
-        """Return the timestamp of a record in milliseconds; None if it does not exist any more."""
+        """Return a record's timestamp in milliseconds, or None if it no longer exists."""
         answer = self._read(stream, seq_num=at, count=1)
         if answer.status == _UNWRITTEN:
             return None
-        found = read_columns(answer.body, headers=False, bodies=False)
-        exists = len(found.seq_nums) and int(found.seq_nums[0]) == at
-        return int(found.timestamps[0]) if exists else None
+        columns = read_columns(answer.body, headers=False, bodies=False)
+        exists = len(columns.seq_nums) and int(columns.seq_nums[0]) == at
+        return int(columns.timestamps[0]) if exists else None
 
     def page_bytes(self, stream: str, at: int, count: int = BATCH_RECORDS_MAX) -> bytes | None:
-        """Return a ReadBatch from `at` on, as much as one answer holds; None at and beyond the tail."""
-        wanted = min(count, BATCH_RECORDS_MAX)
-        answer = self._read(stream, seq_num=at, count=wanted, bytes=BATCH_BYTES_MAX)
+        """Return one response's ReadBatch starting at `at`, or None at and beyond the tail."""
+        records = min(count, BATCH_RECORDS_MAX)
+        answer = self._read(stream, seq_num=at, count=records, bytes=BATCH_BYTES_MAX)
         return None if answer.status == _UNWRITTEN else answer.body
 
     def snapshot_cursor(self, stream: str) -> int | None:
-        """Return the first record that the newest snapshot does not cover; None without a snapshot."""
+        """Return the first seq_num after the newest snapshot, or None without a snapshot."""
         answer = self._connection.get(stream_path(stream, "snapshot"))
         if answer.status == _REDIRECT:
             return int(answer.headers["stream-snapshot-offset"])
@@ -324,9 +325,9 @@ class Streams:
         raise error_from_response(f"the newest snapshot of {stream!r}", answer.status, answer.body)
 
     def append(self, stream: str, raw: bytes, match_seq_num: int | None = None) -> int:
-        """Append an AppendInput, once; returns the seq_num after its last record.
+        """Send an AppendInput once and return the seq_num after its last record.
 
-        `OutcomeUnknownError` when it may or may not have been appended.
+        Raises OutcomeUnknownError if it may or may not have been appended.
         """
         headers = {"content-type": PROTOBUF, "accept": "application/json"}
         path = stream_path(stream, "records")
@@ -342,7 +343,7 @@ class Streams:
         return int(answer.json()["end"]["seq_num"])
 
     def _tails_at_once(self, streams: list[str]) -> dict[str, int | StreamfoldError]:
-        """Return what the server says of each stream; nothing if it lacks the request."""
+        """Return the server's answer for each stream, or nothing if it lacks the request."""
         body = json.dumps({"streams": streams}).encode()
         headers = {"content-type": "application/json"}
         answer = self._connection.repeat("POST", "/v1/tails", headers, body)
@@ -366,17 +367,17 @@ class Streams:
         answer = self._read(stream, **start, count=1)
         if answer.status == _UNWRITTEN:
             return int(answer.json()["tail"]["seq_num"])
-        found = read_columns(answer.body, headers=False, bodies=False)
-        return int(found.seq_nums[0]) if len(found.seq_nums) else int(self.tail(stream).seq_num)
+        columns = read_columns(answer.body, headers=False, bodies=False)
+        return int(columns.seq_nums[0]) if len(columns.seq_nums) else int(self.tail(stream).seq_num)
 
-    def _read(self, stream: str, **query: int) -> Answer:
+    def _read(self, stream: str, **query: int) -> HttpResponse:
         path = f"{stream_path(stream, 'records')}?{urlencode(query)}"
         answer = self._connection.get(path, {"accept": PROTOBUF})
         if answer.status not in (200, _UNWRITTEN):
             raise error_from_response(f"a read of {stream!r}", answer.status, answer.body)
         return answer
 
-    def _ask(self, path: str, what: str) -> Answer:
+    def _ask(self, path: str, what: str) -> HttpResponse:
         answer = self._connection.get(path)
         if answer.status != 200:
             raise error_from_response(what, answer.status, answer.body)
@@ -384,7 +385,7 @@ class Streams:
 
 
 def _tail_batches(streams: Iterable[str]) -> Iterator[list[str]]:
-    """Cut names into as many as one request for tails may have."""
+    """Yield names in batches that each fit one tails request."""
     batch: list[str] = []
     size = 0
     for stream in streams:
@@ -399,7 +400,7 @@ def _tail_batches(streams: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _tail_of_entry(entry: dict[str, Any]) -> int | StreamfoldError:
-    """The tail in an answer with many, or the error that a request for it alone would have raised."""
+    """Return one stream's tail, or the error that a request for it alone would have raised."""
     if "tail" in entry:
         return int(entry["tail"]["seq_num"])
     status, body = entry["status"], json.dumps(entry["error"]).encode()

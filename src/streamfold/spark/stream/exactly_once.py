@@ -1,9 +1,9 @@
-"""Appends a batch of rows to a stream exactly once, however often it is tried.
+"""Appends a batch of rows to a stream exactly once, however often it is retried.
 
-The last record of each append carries a header, the *marker*: which transaction, which batch of it,
-which append of how many, and a digest of all so far. An append is atomic and carries `match_seq_num`,
-so the last marker in the stream says what was appended, and no append can come between the check and
-the append. This also stops a writer that was presumed dead.
+The last record of each append carries a header, the *marker*. It names the transaction, its batch,
+and the append's index and count, with a digest of the batch so far. Appends are atomic and carry
+`match_seq_num`. So the last marker in the stream shows how much was appended, and nothing can be
+appended between the check and the append. This also stops a writer that was presumed dead.
 """
 
 from __future__ import annotations
@@ -12,36 +12,34 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.errors import OutcomeUnknownError, SeqNumMismatchError
+from streamfold._native import append_records
+from streamfold.errors import ConflictError, OutcomeUnknownError, SeqNumMismatchError
 from streamfold.model.records import Header, Record
-from streamfold.records.columns import Columns, encode_append, warm_up_columns
-from streamfold.records.plain import parse_record
-from streamfold.records.protobuf import fields, varint
-from streamfold.spark.errors import ReplayChangedError
-from streamfold.spark.stream.client import Connection, RetryDeadline, Streams
+from streamfold.records.columns import Columns
+from streamfold.records.protobuf import encode_append, varint
+from streamfold.spark.stream.client import RetryDeadline, ServerConnection, StreamCalls
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch
 
 MARKER: Final = b"streamfold-txn"
-#: Metered bytes that the longest marker adds to a record, with its header; ids are bounded by it.
+#: Metered bytes that the longest marker adds to a record, header included. It bounds ids.
 MARKER_RESERVE: Final = 512
-#: Records searched first, and the factor by which each further search reaches back.
+#: Records in the first search for a marker, and the growth factor of each further search.
 _LOOK_FIRST, _LOOK_GROWTH = 1, 32
-#: Records from which on a search is worth loading the compiled kernels.
-_KERNEL_RECORDS: Final = 50_000
 _MATCH_SEQ_NUM = b"\x10"
-#: A number as markers have it; longer ones fit no stream.
+#: A number in a marker. No stream reaches longer numbers.
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Append `index` of `count` that make up `batch`; `digest` covers it and all before it."""
+    """Marks append `index` of the `count` in `batch`. `digest` covers it and all earlier ones."""
 
     transaction: str
     batch: int
@@ -56,7 +54,7 @@ class Marker:
 
     @classmethod
     def decode(cls, raw: bytes) -> Marker | None:
-        """Parse a marker; None for anything else."""
+        """Parse a marker, or return None for anything else."""
         parts = raw.decode(errors="replace").split("\n")
         if len(parts) != 5 or not all(_NUMBER.fullmatch(part) for part in parts[1:4]):
             return None
@@ -64,18 +62,18 @@ class Marker:
 
 
 class Transaction:
-    """Appends one batch to one stream. On the driver only, in one process at a time."""
+    """Appends one batch to one stream. Runs only on the driver, in one process at a time."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ServerConnection,
         stream: str,
         name: str,
         batch: int,
         parts: Sequence[list[bytes]],
     ) -> None:
         self._connection = connection
-        self._streams = Streams(connection)
+        self._streams = StreamCalls(connection)
         self._stream = stream
         self._name = name
         self._batch = batch
@@ -83,11 +81,11 @@ class Transaction:
         self._markers = _markers(name, batch, parts)
 
     def append(self) -> int:
-        """Append what the stream lacks; returns how many appends that took."""
+        """Append the missing parts and return how many were appended."""
         deadline = RetryDeadline(self._connection.endpoint.retry_timeout)
         looked, done, appended = 0, 0, 0
-        tail, found = self._find(looked)
-        done = self._done(found)
+        tail, marker = self._find(looked)
+        done = self._done(marker)
         while done < len(self._parts):
             try:
                 looked = tail
@@ -95,12 +93,12 @@ class Transaction:
                 done, appended = done + 1, appended + 1
                 deadline.reset()
             except SeqNumMismatchError:
-                tail, found = self._find(looked)
-                done = max(done, self._done(found))
+                tail, marker = self._find(looked)
+                done = max(done, self._done(marker))
             except OutcomeUnknownError as error:
                 deadline.wait(self._connection.endpoint, error)
-                tail, found = self._find(looked)
-                done = max(done, self._done(found))
+                tail, marker = self._find(looked)
+                done = max(done, self._done(marker))
         return appended
 
     def _input(self, index: int, tail: int) -> bytes:
@@ -108,7 +106,7 @@ class Transaction:
         return before + _marked(last, self._markers[index]) + _MATCH_SEQ_NUM + varint(tail)
 
     def _find(self, since: int) -> tuple[int, Marker | None]:
-        """Return the tail, and the last marker of this transaction at or after `since`."""
+        """Return the tail and this transaction's last marker at or after `since`, if any."""
         tail = int(self._streams.tail(self._stream).seq_num)
         end, size = tail, _LOOK_FIRST
         while end > since:
@@ -120,18 +118,16 @@ class Transaction:
         return tail, None
 
     def _last_marker(self, part: Range) -> Marker | None:
-        if len(part) >= _KERNEL_RECORDS:
-            warm_up_columns()
         last = None
-        wanted = Wanted(bodies=False, fail_on_data_loss=False)
-        for found in read_range(self._connection.endpoint, part, wanted):
-            last = self._marker_in(found) or last
+        options = Wanted(bodies=False, fail_on_data_loss=False)
+        for columns in read_range(self._connection.endpoint, part, options):
+            last = self._marker_in(columns) or last
         return last
 
-    def _marker_in(self, found: Columns) -> Marker | None:
-        if found.headers is None or MARKER not in found.headers.names.content.tobytes():
+    def _marker_in(self, columns: Columns) -> Marker | None:
+        if columns.headers is None or MARKER not in columns.headers.names.content.tobytes():
             return None
-        batch = record_batch(self._stream, found, arrow_schema(["headers"]))
+        batch = record_batch(self._stream, columns, arrow_schema(["headers"]))
         pairs = batch.column("headers").flatten()
         values = pc.struct_field(pairs, "value").filter(
             pc.equal(pc.struct_field(pairs, "name"), pa.scalar(MARKER))
@@ -139,15 +135,20 @@ class Transaction:
         markers = map(Marker.decode, reversed(values.to_pylist()))
         return next((m for m in markers if m is not None and m.transaction == self._name), None)
 
-    def _done(self, found: Marker | None) -> int:
-        """Return how many appends of this batch the stream already has."""
-        if found is None or found.batch < self._batch:
+    def _done(self, marker: Marker | None) -> int:
+        """Return how many of this batch's appends are already in the stream."""
+        if marker is None or marker.batch < self._batch:
             return 0
-        if found.batch > self._batch:
+        if marker.batch > self._batch:
             return len(self._parts)
-        if found.index >= len(self._markers) or found != self._markers[found.index]:
-            raise ReplayChangedError(self._stream, self._name, self._batch)
-        return found.index + 1
+        if marker.index >= len(self._markers) or marker != self._markers[marker.index]:
+            raise ConflictError(
+                f"batch {self._batch} of {self._name!r} was partly appended to stream "
+                f"{self._stream!r}, and now has other rows, or the same in another order: give the "
+                "option orderBy, or make the query deterministic; nothing more was appended",
+                code="replay_changed",
+            )
+        return marker.index + 1
 
 
 def _markers(name: str, batch: int, parts: Sequence[list[bytes]]) -> list[Marker]:
@@ -161,8 +162,7 @@ def _markers(name: str, batch: int, parts: Sequence[list[bytes]]) -> list[Marker
 
 
 def _marked(raw: bytes, marker: Marker) -> bytes:
-    """Return the one record of an AppendInput with the marker as its last header."""
-    ((_, start, end),) = fields(raw, 0, len(raw))
-    record = parse_record(raw, start, end)
-    headers = (*record.headers, Header(MARKER, marker.encode()))
-    return encode_append(Record(record.body, headers, record.timestamp))
+    """Return an AppendInput's only record with the marker added as its last header."""
+    ((timestamp, headers, body),) = append_records(raw)
+    marked = (*starmap(Header, headers), Header(MARKER, marker.encode()))
+    return encode_append(Record(body, marked, timestamp))

@@ -1,7 +1,8 @@
-"""The options of `format("streamfold")`: read, checked and named here alone.
+"""The options of `format("streamfold")`: this module alone names, reads and checks them.
 
-Names follow Spark's Kafka source for what both have, and Kafka's words for streams and records are
-accepted as aliases. An unknown name is refused, since a misspelt one would silently do nothing.
+Options that Spark's Kafka source has too keep its names, and Kafka's words for streams and records
+are accepted as aliases. Unknown names are rejected, because a misspelt option would silently do
+nothing.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from streamfold.spark.stream.client import Endpoint
 from streamfold.spark.stream.stored import StoredBasin
 from streamfold.wording import reason_of
 
-#: Where a query starts or ends in each stream: a word for all, or a number for each.
+#: Where a query starts or ends: one word for all streams, or a number per stream.
 Positions: TypeAlias = str | Mapping[str, int]
 
 EARLIEST, LATEST = "earliest", "latest"
-#: Numbers in JSON for these words, as with Kafka.
+#: The numbers for these words in JSON, as in Kafka.
 EARLIEST_NUMBER, LATEST_NUMBER = -2, -1
 
-#: Default for the most records that one task reads: seconds of work, repeated if it fails.
+#: Default maximum records per task: seconds of work, repeated if the task fails.
 PARTITION_RECORDS: Final = 1_000_000
-#: Records that are worth their own task, which costs about as much as reading 100,000, and the default
-#: for the most such tasks: enough for one machine.
+#: Records that justify a task of their own, since a task costs about as much as reading 100,000,
+#: and the default maximum of such tasks: enough for one machine.
 TASK_RECORDS: Final = 250_000
 TASKS: Final = 8
-#: Default for the longest wait for `minRecordsPerTrigger`, which is Kafka's.
+#: Default maximum wait for `minRecordsPerTrigger`, as in Kafka.
 TRIGGER_DELAY: Final = timedelta(minutes=15)
-#: Seconds for which a failed request is retried.
+#: Default seconds for which a failed request is retried.
 RETRY_TIMEOUT: Final = 60.0
-#: Most bytes of rows in one exactly-once batch: they pass through the driver.
+#: Default maximum bytes of rows per exactly-once batch: they pass through the driver.
 SINK_BYTES: Final = 256 << 20
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
@@ -59,7 +60,7 @@ _SOURCE = (
     "maxTriggerDelay", "minPartitions", "maxRecordsPerPartition", "includeHeaders", "columns",
     "bootstrap",
 )  # fmt: skip
-#: Kafka's names of options that mean the same.
+#: Kafka's names for equivalent options.
 _KAFKA_SOURCE = {
     "subscribe": "streams",
     "subscribePattern": "streamsPattern",
@@ -67,7 +68,7 @@ _KAFKA_SOURCE = {
     "minOffsetsPerTrigger": "minRecordsPerTrigger",
 }
 _KAFKA_SINK = {"topic": "stream"}
-#: Options of a server, which storage does not have.
+#: Options that apply only to a server, not to storage.
 _SERVER = ("endpoint", "caFile", "accessToken")
 _SINK = ("orderBy", "txnId", "txnVersion", "maxBatchBytes")
 #: Options that Spark adds.
@@ -76,7 +77,7 @@ _OF_SPARK = ("path", "checkpointLocation", "queryName")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which streams: these, or all whose whole name matches."""
+    """The streams to read: those named, or all whose full name matches a pattern."""
 
     streams: tuple[str, ...] = ()
     pattern: str | None = None
@@ -84,11 +85,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Timestamps:
-    """Where a query starts or ends: at the first record of each stream that is not older."""
+    """Starts or ends a query at each stream's first record that is not older than a time."""
 
-    #: The option that says so, for messages.
+    #: Name of the option, for messages.
     option: str
-    #: Milliseconds since the Unix epoch, for all streams or for each.
+    #: Milliseconds since the Unix epoch, for all streams or per stream.
     times: int | Mapping[str, int]
 
     def at(self, stream: str) -> int:
@@ -101,20 +102,21 @@ class Timestamps:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    #: Where the streams are read: from a server, or from the storage of a store.
+    #: A server, or the storage of a store.
     origin: Endpoint | StoredBasin
     selection: Selection
     starting: Positions | Timestamps | None
-    #: Whether a stream without a record that new is an error; otherwise its tail is the start.
+    #: Whether a stream without a record at or after `starting` is an error. If not, it starts at
+    #: its tail.
     starting_record_needed: bool
     ending: Positions | Timestamps
     fail_on_data_loss: bool
     max_records_per_trigger: int | None
     max_bytes_per_trigger: int | None
     min_records_per_trigger: int | None
-    #: The longest wait for `min_records_per_trigger`.
+    #: Maximum wait for `min_records_per_trigger`.
     max_trigger_delay: timedelta
-    #: None: as many as suit the number of records.
+    #: None: chosen from the number of records.
     min_partitions: int | None
     max_records_per_partition: int
     columns: tuple[str, ...]
@@ -122,7 +124,7 @@ class SourceOptions:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The server; raises if streams are read from storage."""
+        """The server. Raises OptionError if streams are read from storage."""
         if isinstance(self.origin, StoredBasin):
             raise OptionError("store", "cannot be given here: give endpoint")
         return self.origin
@@ -131,42 +133,44 @@ class SourceOptions:
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     endpoint: Endpoint
-    #: None: the rows' column `stream` names it.
+    #: None: the column `stream` names each row's stream.
     stream: str | None
     order_by: str | None
-    #: Identifies a batch write, so that it happens once; a streaming query has its own id.
+    #: Identifies a batch write, so that it happens once. A streaming query has its own id.
     txn_id: str | None
     txn_version: int
     max_batch_bytes: int
 
 
 class _Options:
-    """Options by name, ignoring case, and the rules that they must keep."""
+    """Options by case-insensitive name, with their validation rules."""
 
     def __init__(
-        self, given: Mapping[str, str], known: tuple[str, ...], kafka: Mapping[str, str]
+        self, raw: Mapping[str, str], options: tuple[str, ...], kafka: Mapping[str, str]
     ) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
-        names = {name.lower() for name in (*known, *kafka, *_OF_SPARK)}
-        for name in self._given:
+        self._raw = {name.lower(): value for name, value in raw.items()}
+        names = {name.lower() for name in (*options, *kafka, *_OF_SPARK)}
+        for name in self._raw:
             if name not in names:
-                raise OptionError(name, f"is not known; the options are {', '.join(sorted(known))}")
-        #: Kafka's name of each option that was given by it, for messages.
+                raise OptionError(
+                    name, f"is not known; the options are {', '.join(sorted(options))}"
+                )
+        #: Kafka's names of the options given under them, for messages.
         self._aliases: dict[str, str] = {}
         for alias, name in kafka.items():
-            if alias.lower() not in self._given:
+            if alias.lower() not in self._raw:
                 continue
-            if name.lower() in self._given:
+            if name.lower() in self._raw:
                 raise OptionError(alias, f"is Kafka's name of {name}: give one of them")
-            self._given[name.lower()] = self._given.pop(alias.lower())
+            self._raw[name.lower()] = self._raw.pop(alias.lower())
             self._aliases[name] = alias
 
     def wrong(self, name: str, rule: str) -> OptionError:
-        """Make the error about an option, by the name that the user gave."""
+        """Return an error that uses the option name the user gave."""
         return OptionError(self._aliases.get(name, name), rule)
 
     def one_of(self, names: tuple[str, ...]) -> str | None:
-        """Return which of these is given; several are refused."""
+        """Return which of these options is given, or None. Raises OptionError for several."""
         present = [name for name in names if self.text(name) is not None]
         if len(present) > 1:
             other = self._aliases.get(present[1], present[1])
@@ -174,37 +178,37 @@ class _Options:
         return next(iter(present), None)
 
     def text(self, name: str, *variables: str) -> str | None:
-        found = self._given.get(name.lower()) or next(
+        text = self._raw.get(name.lower()) or next(
             (os.environ[variable] for variable in variables if os.environ.get(variable)), None
         )
-        return found or None
+        return text or None
 
     def required(self, name: str, *variables: str) -> str:
-        found = self.text(name, *variables)
-        if found is None:
+        text = self.text(name, *variables)
+        if text is None:
             others = "".join(f", or set the variable {variable}" for variable in variables)
             raise self.wrong(name, f"is missing: give it{others}")
-        return found
+        return text
 
     def flag(self, name: str, default: bool) -> bool:
-        found = (self.text(name) or str(default)).lower()
-        if found not in ("true", "false"):
-            raise self.wrong(name, f"is {found!r}, it must be true or false")
-        return found == "true"
+        word = (self.text(name) or str(default)).lower()
+        if word not in ("true", "false"):
+            raise self.wrong(name, f"is {word!r}, it must be true or false")
+        return word == "true"
 
     def number(self, name: str, least: int = 1) -> int | None:
-        found = self.text(name)
-        if found is None:
+        text = self.text(name)
+        if text is None:
             return None
-        if not re.fullmatch(r"\d{1,18}", found) or int(found) < least:
-            raise self.wrong(name, f"is {found!r}, it must be a whole number of at least {least}")
-        return int(found)
+        if not re.fullmatch(r"\d{1,18}", text) or int(text) < least:
+            raise self.wrong(name, f"is {text!r}, it must be a whole number of at least {least}")
+        return int(text)
 
     def seconds(self, name: str, default: float) -> float:
-        found = self.text(name)
-        if found is not None and not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", found):
-            raise self.wrong(name, f"is {found!r}, it must be a number of seconds")
-        return default if found is None else float(found)
+        text = self.text(name)
+        if text is not None and not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
+            raise self.wrong(name, f"is {text!r}, it must be a number of seconds")
+        return default if text is None else float(text)
 
     def duration(self, name: str, default: timedelta) -> timedelta:
         text = self.text(name)
@@ -224,27 +228,27 @@ class _Options:
         )
 
     def certificates(self, name: str) -> str:
-        """Read the file that the option names: tasks may run where it does not exist."""
+        """Return the contents of the named file, because tasks may run where it does not exist."""
         path = self.text(name)
         if path is None:
             return ""
         try:
-            found = Path(path).read_text("ascii")
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found)
+            certificates = Path(path).read_text("ascii")
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates)
         except (OSError, ValueError) as error:
             rule = "must be a file of certificates (PEM) that the driver can read"
             raise OptionError(name, f"is {path!r}, it {rule}: {reason_of(error)}") from None
-        return found
+        return certificates
 
 
-def parse_source(given: Mapping[str, str]) -> SourceOptions:
-    """Parse the options of a read, including the environment, on the driver for all tasks."""
-    return _parse_source(_Options(given, _SHARED + _SOURCE, _KAFKA_SOURCE))
+def parse_source(raw: Mapping[str, str]) -> SourceOptions:
+    """Parse the options of a read and the environment, on the driver for all tasks."""
+    return _parse_source(_Options(raw, _SHARED + _SOURCE, _KAFKA_SOURCE))
 
 
-def parse_streaming(given: Mapping[str, str]) -> SourceOptions:
+def parse_streaming(raw: Mapping[str, str]) -> SourceOptions:
     """Parse the options of a streaming read, which has no end."""
-    options = _Options(given, _SHARED + _SOURCE, _KAFKA_SOURCE)
+    options = _Options(raw, _SHARED + _SOURCE, _KAFKA_SOURCE)
     if (ending := options.one_of(_ENDS)) is not None:
         raise OptionError(
             ending, "is for batches, and a streaming query would ignore it: leave it out"
@@ -287,8 +291,8 @@ def _parse_source(options: _Options) -> SourceOptions:
     )
 
 
-def parse_sink(given: Mapping[str, str]) -> SinkOptions:
-    options = _Options(given, _SHARED + _SINK, _KAFKA_SINK)
+def parse_sink(raw: Mapping[str, str]) -> SinkOptions:
+    options = _Options(raw, _SHARED + _SINK, _KAFKA_SINK)
     return SinkOptions(
         endpoint=options.endpoint(),
         stream=options.text("stream"),
@@ -303,9 +307,9 @@ def _origin(options: _Options) -> Endpoint | StoredBasin:
     url = options.text("store")
     if url is None:
         return options.endpoint()
-    if given := [name for name in _SERVER if options.text(name) is not None]:
+    if names := [name for name in _SERVER if options.text(name) is not None]:
         raise OptionError(
-            given[0], "is for servers, and cannot be combined with store: give one of them"
+            names[0], "is for servers, and cannot be combined with store: give one of them"
         )
     if not url.startswith(("file:///", "s3://")):
         raise OptionError("store", f"is {url!r}, it must be file:///folder or s3://bucket/prefix")
@@ -384,7 +388,7 @@ def _json_object(name: str, text: str, rule: str) -> dict[str, Any]:
 
 
 def _milliseconds(name: str, text: str) -> int:
-    """Return the first millisecond that is not before the time."""
+    """Return a time in milliseconds since 1970, rounded up."""
     if text.isascii() and text.isdigit() and len(text) <= 18:
         return int(text)
     try:

@@ -1,7 +1,7 @@
-"""Reads a range of a stream in a task: every record once and in order, or an error that says why.
+"""Reads a range of a stream in a task: every record once and in order, or a specific error.
 
-A session streams without a round trip per batch, and is about twice as fast. An endpoint without
-sessions over HTTP/1.1 is read in pages, which all endpoints support.
+A read session avoids a round trip per batch and is about twice as fast as pages. Pages work on
+every endpoint, so they serve endpoints without sessions over HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from streamfold.spark.errors import DataLossError
 from streamfold.spark.stream.client import (
     IO_TIMEOUT,
     PROTOBUF,
-    Connection,
     Endpoint,
     RetryDeadline,
-    Streams,
+    ServerConnection,
+    StreamCalls,
     TransientError,
     error_from_response,
     is_transient,
@@ -37,43 +37,43 @@ from streamfold.wire.s2.frames import BODY_MAX, FRAME_MAX, FrameDecoder
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of records in one Arrow batch, exceeded by at most one frame: enough to make the fixed cost of
-#: a batch, mostly Spark's, negligible.
+#: Bytes of records per Arrow batch, exceeded by at most one frame. Large enough to make the fixed
+#: cost of a batch, mostly Spark's, negligible.
 PIECE = 3 << 20
 _SESSION = "s2s/proto"
 _UNWRITTEN = 416
-#: Statuses that refuse the request whatever its form: pages would be refused, too.
+#: Statuses that reject the request in any form: the endpoint would reject pages too.
 _FINAL = frozenset({401, 403, 404, 409})
-#: Bytes before a frame's body, and bits of the last one that mark a compressed or last frame.
+#: Bytes before a frame's body, and the flag bits of a compressed or final frame.
 _HEAD, _UNUSUAL = 4, 0xE0
 
 
 class SessionRefusedError(StreamfoldError):
-    """The endpoint does not support sessions; read pages instead."""
+    """The endpoint does not support read sessions. Read pages instead."""
 
     code = "session_refused"
 
 
 def transfer(
-    connection: Connection, stream: str, at: int, end: int, sessions: bool
+    connection: ServerConnection, stream: str, at: int, end: int, sessions: bool
 ) -> Iterator[memoryview | bytes]:
-    """Yield ReadBatches from `at` on, joined to pieces; each is valid until the next is requested."""
+    """Yield joined ReadBatches from `at` on. Each piece is valid until the next is requested."""
     if sessions:
         return _session(connection, stream, at, end)
     return _pages(connection, stream, at, end)
 
 
-def _pages(connection: Connection, stream: str, at: int, end: int) -> Iterator[bytes]:
-    streams = Streams(connection)
+def _pages(connection: ServerConnection, stream: str, at: int, end: int) -> Iterator[bytes]:
+    streams = StreamCalls(connection)
     while at < end and (page := streams.page_bytes(stream, at, end - at)):
-        found = read_columns(page, headers=False, bodies=False).seq_nums
-        if not len(found):
+        seq_nums = read_columns(page, headers=False, bodies=False).seq_nums
+        if not len(seq_nums):
             return
-        at = int(found[-1]) + 1
+        at = int(seq_nums[-1]) + 1
         yield page
 
 
-def _session(connection: Connection, stream: str, at: int, end: int) -> Iterator[memoryview]:
+def _session(connection: ServerConnection, stream: str, at: int, end: int) -> Iterator[memoryview]:
     query = urlencode({"seq_num": at, "count": end - at})
     headers = {"content-type": _SESSION, "accept": PROTOBUF}
     response = connection.open("GET", f"{stream_path(stream, 'records')}?{query}", headers)
@@ -85,7 +85,7 @@ def _session(connection: Connection, stream: str, at: int, end: int) -> Iterator
 
 
 def _check_opening(status: int, body: bytes, stream: str) -> None:
-    """Raise the error for a session that was not opened; return if there is nothing to read."""
+    """Raise the error of a session that did not open. Returns if there is nothing to read."""
     if status in _FINAL or is_transient(status, body):
         _check_ending(status, body, stream)
     elif status != _UNWRITTEN:
@@ -101,36 +101,40 @@ def _check_ending(status: int, body: bytes, stream: str) -> None:
 
 
 class _Frames:
-    """Bodies of frames, received contiguously into one buffer, which is reused."""
+    """Receives frame bodies contiguously into one reused buffer."""
 
     def __init__(self, response: httpx.Response, stream: str) -> None:
         self._arriving = response.iter_raw()
-        #: What has arrived and is not received yet.
+        #: Bytes that arrived but were not copied yet.
         self._rest = memoryview(b"")
         self._stream = stream
-        self._room = memoryview(bytearray(PIECE + BODY_MAX))
+        # Not zeroed: zeroing would take longer than reading a small range.
+        self._room = np.empty(PIECE + BODY_MAX, np.uint8).data
         self._head = memoryview(bytearray(_HEAD))
         self._filled = 0
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield what has arrived before raising a failure, so that nothing is fetched twice."""
+        """Yield pieces of at least `PIECE` bytes, except the last.
+
+        Yields all complete frames before raising a failure, so that nothing is fetched twice.
+        """
         try:
             while self._receive_frame():
                 if self._filled >= PIECE:
-                    yield self._taken()
+                    yield self._take_room()
         except TransientError:
             if self._filled:
-                yield self._taken()
+                yield self._take_room()
             raise
         if self._filled:
-            yield self._taken()
+            yield self._take_room()
 
-    def _taken(self) -> memoryview:
+    def _take_room(self) -> memoryview:
         piece, self._filled = self._room[: self._filled], 0
         return piece
 
     def _receive_frame(self) -> bool:
-        """Receive one frame; returns False at the end of the session."""
+        """Receive one frame. Returns False at the end of the session."""
         got = self._receive(self._head)
         if got == 0:
             return False
@@ -142,7 +146,7 @@ class _Frames:
         return True
 
     def _receive_unusual(self, length: int) -> bool:
-        """Receive a compressed frame, or the last one, which says why the session ends."""
+        """Receive a compressed frame, or the final frame, which tells why the session ends."""
         body = memoryview(bytearray(max(0, min(length, FRAME_MAX) - 1)))
         self._receive_whole(body)
         decoder = FrameDecoder()
@@ -164,17 +168,17 @@ class _Frames:
             raise TransientError("the session ended within a frame")
 
     def _receive(self, room: memoryview) -> int:
-        """Fill `room`; returns less than its length only at the end of the session."""
+        """Fill `room` and return the bytes received: fewer only at the end of the session."""
         filled = 0
         while filled < len(room) and (self._rest or self._await_bytes()):
-            taken = self._rest[: len(room) - filled]
-            room[filled : filled + len(taken)] = taken
-            self._rest = self._rest[len(taken) :]
-            filled += len(taken)
+            piece = self._rest[: len(room) - filled]
+            room[filled : filled + len(piece)] = piece
+            self._rest = self._rest[len(piece) :]
+            filled += len(piece)
         return filled
 
     def _await_bytes(self) -> bool:
-        """Wait for more of the session; returns False at its end."""
+        """Wait for more bytes. Returns False at the end of the session."""
         try:
             self._rest = memoryview(next(self._arriving, b""))
         except httpx.TransportError as error:
@@ -184,7 +188,7 @@ class _Frames:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Records `start` to `end` of a stream, half-open."""
+    """The half-open range of records `[start, end)` in a stream."""
 
     stream: str
     start: int
@@ -196,7 +200,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which columns to read, and whether missing records are an error."""
+    """The columns to read, whether missing records are an error, and whether to try sessions."""
 
     headers: bool = True
     bodies: bool = True
@@ -205,73 +209,75 @@ class Wanted:
 
 
 def read_range(
-    endpoint: Endpoint, wanted_range: Range, wanted: Wanted, io_timeout: float = IO_TIMEOUT
+    endpoint: Endpoint, part: Range, options: Wanted, io_timeout: float = IO_TIMEOUT
 ) -> Iterator[Columns]:
     """Yield every record of the range, once and in order, even if connections break.
 
     `io_timeout`: seconds to connect and to wait for the next bytes.
     """
-    stream, at, end = wanted_range.stream, wanted_range.start, wanted_range.end
-    deadline, sessions = RetryDeadline(endpoint.retry_timeout), wanted.sessions
+    stream, at, end = part.stream, part.start, part.end
+    deadline, sessions = RetryDeadline(endpoint.retry_timeout), options.sessions
     while at < end:
         began = at
         try:
-            with Connection(endpoint, io_timeout) as connection:
+            with ServerConnection(endpoint, io_timeout) as connection:
                 for payload in transfer(connection, stream, at, end, sessions):
-                    found = read_columns(payload, headers=wanted.headers, bodies=wanted.bodies)
-                    found, at = within(found, stream, at, end, wanted)
-                    if len(found.seq_nums):
+                    columns = read_columns(payload, headers=options.headers, bodies=options.bodies)
+                    columns, at = within(columns, stream, at, end, options)
+                    if len(columns.seq_nums):
                         deadline.reset()
-                        yield found
+                        yield columns
                 if at < end:
-                    at = _ended_early(Streams(connection), stream, at, end, wanted)
+                    at = _ended_early(StreamCalls(connection), stream, at, end, options)
         except SessionRefusedError:
             sessions = False
         except TransientError as error:
-            # A proxy may not let sessions through: try pages, too.
-            sessions = wanted.sessions and (at > began or not sessions)
+            # A proxy may block sessions: try pages too.
+            sessions = options.sessions and (at > began or not sessions)
             deadline.wait(endpoint, error)
 
 
-def within(found: Columns, stream: str, at: int, end: int, wanted: Wanted) -> tuple[Columns, int]:
-    """Return the rows of `found` that belong to the range, and the position after them."""
-    seq_nums = found.seq_nums
+def within(
+    columns: Columns, stream: str, at: int, end: int, options: Wanted
+) -> tuple[Columns, int]:
+    """Return the rows inside the range and the position after them, reporting missing records."""
+    seq_nums = columns.seq_nums
     if not len(seq_nums):
-        return found, at
+        return columns, at
     expected = np.concatenate(([at], seq_nums[:-1] + 1))
     for hole in np.flatnonzero(seq_nums != expected).tolist():
         if int(expected[hole]) < end:
             first = int(seq_nums[hole])
-            report_loss(stream, int(expected[hole]), min(first, end), first, wanted)
+            report_loss(stream, int(expected[hole]), min(first, end), first, options)
     rows = int(np.searchsorted(seq_nums, end))
-    return cut(found, rows), min(int(seq_nums[-1]) + 1, end)
+    return cut(columns, rows), min(int(seq_nums[-1]) + 1, end)
 
 
-def _ended_early(streams: Streams, stream: str, at: int, end: int, wanted: Wanted) -> int:
-    """Return where to continue after a read that ended before the range did."""
+def _ended_early(streams: StreamCalls, stream: str, at: int, end: int, options: Wanted) -> int:
+    """Return where to continue after a read that ended before the range."""
     first = streams.first(stream, at)
     if at <= first < min(end, streams.tail(stream).seq_num):
         raise TransientError(f"the read ended at {at}, before the last record")
-    report_loss(stream, at, end, first, wanted)
+    report_loss(stream, at, end, first, options)
     return end
 
 
-def report_loss(stream: str, start: int, end: int, first: int, wanted: Wanted) -> None:
-    if wanted.fail_on_data_loss:
+def report_loss(stream: str, start: int, end: int, first: int, options: Wanted) -> None:
+    if options.fail_on_data_loss:
         raise DataLossError(stream, start, end, first)
     _log.warning(
         "records %d to %d of stream %r are gone, continuing without them", start, end - 1, stream
     )
 
 
-def cut(found: Columns, rows: int) -> Columns:
+def cut(columns: Columns, rows: int) -> Columns:
     """Return the first `rows` rows, without a copy."""
-    if rows == len(found.seq_nums):
-        return found
-    headers, bodies = found.headers, found.bodies
+    if rows == len(columns.seq_nums):
+        return columns
+    headers, bodies = columns.headers, columns.bodies
     return Columns(
-        found.seq_nums[:rows],
-        found.timestamps[:rows],
+        columns.seq_nums[:rows],
+        columns.timestamps[:rows],
         headers and HeaderColumn(headers.offsets[: rows + 1], headers.names, headers.values),
         bodies and BytesColumn(bodies.offsets[: rows + 1], bodies.content),
     )

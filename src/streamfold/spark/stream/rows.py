@@ -1,8 +1,8 @@
-"""Rows of streams in Spark: their schema, and rows of a DataFrame as records to append.
+"""Converts stream records to Spark rows, and DataFrame rows to records to append.
 
-A staged table has a row per record: `stream`, `record` (its bytes in an AppendInput), `metered`
-(bytes, as limits count them), and `key` if rows are to be ordered. A run of records is one slice of
-memory, whatever their number.
+A staged table has one row per record: `stream`, `record` (its bytes in an AppendInput), `metered`
+(bytes as limits count them), and `key` if rows are to be ordered. A run of records is one slice of
+memory, whatever its length.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streamfold.records.columns import (
 from streamfold.spark.errors import OptionError
 from streamfold.spark.stream.options import SinkOptions
 
-#: The largest milliseconds that Spark's timestamps, which count microseconds, can hold.
+#: Maximum milliseconds in a Spark timestamp, which counts microseconds.
 TIMESTAMP_MAX = (2**63 - 1) // 1000
 
 _HEADER = StructType(
@@ -74,30 +74,30 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([_ARROW[name] for name in columns])
 
 
-def record_batch(stream: str, found: Columns, schema: pa.Schema) -> pa.RecordBatch:
-    """Make rows for Spark without copying the columns."""
-    arrays = [_ARRAYS[name](stream, found) for name in schema.names]
+def record_batch(stream: str, columns: Columns, schema: pa.Schema) -> pa.RecordBatch:
+    """Build Spark rows without copying header or body bytes."""
+    arrays = [_ARRAYS[name](stream, columns) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _stream(stream: str, found: Columns) -> Any:
-    return pa.repeat(pa.scalar(stream, pa.string()), len(found.seq_nums))
+def _stream(stream: str, columns: Columns) -> Any:
+    return pa.repeat(pa.scalar(stream, pa.string()), len(columns.seq_nums))
 
 
-def _seq_num(stream: str, found: Columns) -> Any:
-    return pa.array(found.seq_nums)
+def _seq_num(stream: str, columns: Columns) -> Any:
+    return pa.array(columns.seq_nums)
 
 
-def _timestamp(stream: str, found: Columns) -> Any:
-    """Keep milliseconds exactly; those that Spark cannot express become null."""
-    reachable = found.timestamps <= np.uint64(TIMESTAMP_MAX)
-    micros = found.timestamps.astype(np.int64) * np.int64(1000)
+def _timestamp(stream: str, columns: Columns) -> Any:
+    """Return exact timestamps. Those that Spark cannot represent become null."""
+    reachable = columns.timestamps <= np.uint64(TIMESTAMP_MAX)
+    micros = columns.timestamps.astype(np.int64) * np.int64(1000)
     mask = None if reachable.all() else ~reachable
     return pa.array(micros, pa.int64(), mask=mask).view(_ARROW_TIMESTAMP)
 
 
-def _headers(stream: str, found: Columns) -> Any:
-    headers = found.headers
+def _headers(stream: str, columns: Columns) -> Any:
+    headers = columns.headers
     if headers is None:
         raise ValueError("the headers were not read")
     pairs = pa.StructArray.from_arrays(
@@ -111,10 +111,10 @@ def _headers(stream: str, found: Columns) -> Any:
     )
 
 
-def _body(stream: str, found: Columns) -> Any:
-    if found.bodies is None:
+def _body(stream: str, columns: Columns) -> Any:
+    if columns.bodies is None:
         raise ValueError("the bodies were not read")
-    return _binary(found.bodies)
+    return _binary(columns.bodies)
 
 
 def _binary(column: BytesColumn) -> Any:
@@ -133,7 +133,7 @@ _ARRAYS = {
 
 
 def check_columns(names: list[str], options: SinkOptions) -> None:
-    """Refuse a DataFrame whose columns are not those of records."""
+    """Reject a DataFrame whose columns do not make up records."""
     allowed = {*_COLUMNS, options.order_by}
     for name in names:
         if name not in allowed:
@@ -151,7 +151,7 @@ def check_columns(names: list[str], options: SinkOptions) -> None:
 
 
 def stage(batch: pa.RecordBatch, options: SinkOptions) -> pa.Table:
-    """Encode rows as records."""
+    """Encode rows as records in a staged table."""
     table = pa.Table.from_batches([batch])
     encoded = encode_columns(_append_columns(batch))
     columns = {
@@ -166,7 +166,7 @@ def stage(batch: pa.RecordBatch, options: SinkOptions) -> pa.Table:
 
 
 def by_stream(staged: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each stream, ordered by key if there is one, else as they came."""
+    """Yield each stream's rows, sorted by key if there is one, else in arrival order."""
     for stream in sorted(pc.unique(staged[STREAM]).to_pylist()):
         rows = staged.filter(pc.equal(staged[STREAM], stream))
         if KEY in rows.column_names:
@@ -175,9 +175,9 @@ def by_stream(staged: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def cut_batches(rows: pa.Table, reserve: int = 0) -> Iterator[list[bytes]]:
-    """Yield runs of records that each fit one append, with `reserve` metered bytes to spare.
+    """Yield runs of records that each fit one append with `reserve` metered bytes to spare.
 
-    Each is two pieces of an AppendInput: all records but the last, and the last.
+    Each run is two pieces of an AppendInput: all records but the last, and the last record.
     """
     metered = rows[METERED].to_numpy()
     sums = np.concatenate(([0], np.cumsum(metered)))
@@ -196,7 +196,7 @@ def cut_batches(rows: pa.Table, reserve: int = 0) -> Iterator[list[bytes]]:
 
 
 def _bytes(records: Any, start: int, end: int) -> bytes:
-    """Return the bytes of a run of values, which are contiguous."""
+    """Return the contiguous bytes of a run of values."""
     _, offsets, data = records.buffers()
     edges = np.frombuffer(offsets, np.int64)[records.offset :]
     return bytes(data[int(edges[start]) : int(edges[end])]) if data is not None else b""
@@ -230,7 +230,7 @@ def _append_columns(batch: pa.RecordBatch) -> AppendColumns:
 
 
 def _timestamps(column: Any, rows: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Return milliseconds, and which rows have them: from timestamps, or from whole numbers."""
+    """Return milliseconds and a mask of rows that have them. Accepts timestamps and integers."""
     if column is None:
         return np.zeros(rows, np.uint64), np.zeros(rows, np.bool_)
     if pa.types.is_timestamp(column.type):
@@ -265,7 +265,7 @@ def _header_column(column: Any, rows: int) -> HeaderColumn:
 
 
 def _bytes_column(column: Any) -> BytesColumn:
-    """Return the buffers of a column of bytes or text, from its first row on; null is empty."""
+    """Return a binary or text column's buffers, from its first row on. Nulls become empty."""
     if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
         raise InvalidError(
             f"a column of {column.type} cannot be bytes: cast it to binary or string"

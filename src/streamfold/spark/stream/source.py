@@ -1,12 +1,12 @@
-"""`format("streamfold")`: what Spark calls, and where.
+"""`format("streamfold")`: its entry points, and where Spark calls them.
 
-Spark makes a `StreamfoldSource` on the driver, in short-lived Python processes, and pickles it; the
-readers' `read` runs in tasks. So only the stream reader holds a connection: it lives in one process on
-the driver as long as its query.
+Spark creates and pickles a `StreamfoldSource` in short-lived Python processes on the driver. The
+readers' `read` runs in tasks. So only the stream reader holds a connection: it stays in one process
+on the driver for as long as its query.
 """
 
 # mypy: disallow-subclassing-any=False
-# The base classes are Spark's, which the checker does not follow.
+# mypy does not follow Spark's base classes.
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streamfold.errors import InvalidError
-from streamfold.records.columns import warm_up_columns
 from streamfold.spark.errors import CarriesErrors
-from streamfold.spark.stream.client import Connection, Endpoint, Streams, answer_timeout
+from streamfold.spark.stream.client import Endpoint, ServerConnection, StreamCalls, answer_timeout
 from streamfold.spark.stream.options import (
     EARLIEST,
     LATEST,
@@ -55,22 +54,19 @@ from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch, spark_schema
 from streamfold.spark.stream.stored import OpenBasin, StoredBasin, open_basin, read_stored
 
-#: Records from which on loading the compiled kernels, a second per worker, pays off.
-_KERNEL_RECORDS = 50_000
-
 
 @cache
-def _freeze_modules(kernels: bool = False) -> None:
-    """Exclude everything that this process has loaded from garbage collection.
+def _freeze_modules() -> None:
+    """Exclude everything loaded so far from garbage collection.
 
-    Spark collects garbage after every call and every task. Scanning all modules each time is most of
-    the cost of a small task in Python, and with the kernels' compiler a fifth of a large one's.
+    Spark runs the garbage collector after every call and every task. Scanning all modules each time
+    would be most of a small task's Python cost.
     """
     gc.freeze()
 
 
 class StreamfoldSource(CarriesErrors, DataSource):
-    """Reads and appends to streams of any S2 endpoint."""
+    """Reads from and appends to streams of any S2 endpoint."""
 
     @classmethod
     def name(cls) -> str:
@@ -78,22 +74,23 @@ class StreamfoldSource(CarriesErrors, DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = dict(options)
+        self._raw = dict(options)
 
     def schema(self) -> StructType:
-        return spark_schema(parse_source(self._given).columns)
+        return spark_schema(parse_source(self._raw).columns)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(_with_schema(parse_source(self._given), schema))
+        return BatchReader(_with_schema(parse_source(self._raw), schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        return StreamReader(_with_schema(parse_streaming(self._given), schema))
+        return StreamReader(_with_schema(parse_streaming(self._raw), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        # Here, because every read starts processes that import this module and do not need the sink.
+        # Imported here because every read starts processes that import this module but not the
+        # sink.
         from streamfold.spark.stream.sink import BatchAppends, CommittedAppends
 
-        options = parse_sink(self._given)
+        options = parse_sink(self._raw)
         kind = BatchAppends if options.txn_id is None else CommittedAppends
         return kind(options, schema, overwrite)
 
@@ -102,11 +99,11 @@ class StreamfoldSource(CarriesErrors, DataSource):
     ) -> DataSourceStreamArrowWriter:
         from streamfold.spark.stream.sink import StreamAppends
 
-        return StreamAppends(parse_sink(self._given), schema, overwrite)
+        return StreamAppends(parse_sink(self._raw), schema, overwrite)
 
 
 def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """Return the options if rows have this schema, which may be the user's; raise otherwise."""
+    """Return the options. Raises InvalidError if `schema`, perhaps the user's, is not the rows'."""
     own = spark_schema(options.columns)
     if schema != own:
         raise InvalidError(
@@ -125,28 +122,26 @@ class RangePartition(InputPartition):
 
 
 class _RangeReader(CarriesErrors):
-    """Shared by batch and streaming reads: a task reads one range."""
+    """Base of batch and streaming readers: a task reads one range."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: yield the records of one partition, as Arrow batches of a few megabytes."""
+        """Yield one partition's records in Arrow batches of a few megabytes. Runs in a task."""
         if not isinstance(partition, RangePartition):
             return  # Spark makes an empty partition if there is nothing to read
         part, columns = partition.part, self._options.columns
-        if len(part) >= _KERNEL_RECORDS:
-            warm_up_columns()
-        _freeze_modules(len(part) >= _KERNEL_RECORDS)
+        _freeze_modules()
         schema = arrow_schema(columns)
-        wanted = Wanted("headers" in columns, "body" in columns, self._options.fail_on_data_loss)
+        options = Wanted("headers" in columns, "body" in columns, self._options.fail_on_data_loss)
         origin = self._options.origin
         if isinstance(origin, StoredBasin):
-            found_in = read_stored(origin, part, wanted)
+            pieces = read_stored(origin, part, options)
         else:
-            found_in = read_range(origin, part, wanted)
-        for found in found_in:
-            yield record_batch(part.stream, found, schema)
+            pieces = read_range(origin, part, options)
+        for piece in pieces:
+            yield record_batch(part.stream, piece, schema)
 
     def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
         options, ranges = self._options, backlog(start, end)
@@ -156,10 +151,10 @@ class _RangeReader(CarriesErrors):
 
 
 class BatchReader(_RangeReader, DataSourceReader):
-    """`spark.read`: everything from the start to the end, both fixed when the query is planned."""
+    """`spark.read`: everything from start to end, both fixed when the query is planned."""
 
     def partitions(self) -> list[InputPartition]:
-        """On the driver, once per query."""
+        """Plan the partitions. Spark calls this on the driver, once per query."""
         _freeze_modules()
         with _open_streams(self._options.origin) as streams:
             positions = StreamPositions(self._options, streams)
@@ -168,41 +163,41 @@ class BatchReader(_RangeReader, DataSourceReader):
 
 
 class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream`: all but `read` is called on the driver, in one process per query."""
+    """`spark.readStream`. Called on the driver, in one process per query, except for `read`."""
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._connection: Connection | None = None
+        self._connection: ServerConnection | None = None
         self._initial: Offset | None = None
         self._target: Offset | None = None
-        #: When the last batch began, by the monotonic clock.
+        #: Monotonic time when the last batch was planned.
         self._triggered: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to tasks: all but the connection."""
+        """Return the state to pickle for tasks, without the connection."""
         return {**self.__dict__, "_connection": None}
 
     @contextmanager
     def _positions(self) -> Iterator[StreamPositions]:
         origin = self._options.origin
         if isinstance(origin, StoredBasin):
-            # Opened for each call: one that is open does not see later records.
+            # Reopened for each call, because an open basin does not see later records.
             with open_basin(origin) as basin:
                 yield StreamPositions(self._options, basin)
             return
         if self._connection is None:
-            self._connection = Connection(origin, answer_timeout(origin))
-        yield StreamPositions(self._options, Streams(self._connection))
+            self._connection = ServerConnection(origin, answer_timeout(origin))
+        yield StreamPositions(self._options, StreamCalls(self._connection))
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return the same offset each time: Spark calls it more than once."""
+        """Return the same offset every time: Spark calls this more than once."""
         if self._initial is None:
             with self._positions() as positions:
                 self._initial = positions.starts(LATEST)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return one of the limits, since Spark takes only one; `latestOffset` applies the others."""
+        """Return one limit, since Spark accepts only one. `latestOffset` applies the others."""
         options = self._options
         if options.max_records_per_trigger is not None:
             return ReadMaxRows(options.max_records_per_trigger)
@@ -234,7 +229,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return end
 
     def _awaits_more(self, start: Offset, end: Offset) -> bool:
-        """Return whether too few records wait and the last batch is not too long ago."""
+        """Return whether to wait: too few records are pending and the last batch is recent."""
         options, now = self._options, time.monotonic()
         least, delay = options.min_records_per_trigger, options.max_trigger_delay.total_seconds()
         records = sum(map(len, backlog(start, end)))
@@ -246,7 +241,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return False
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Leave records that arrive from now on to the next run."""
+        """Fix the query's end at the current tails, leaving later records to the next run."""
         with self._positions() as positions:
             self._target = positions.tails({})
 
@@ -259,7 +254,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
             return self._parts(positions.with_new(start, end), end)
 
     def commit(self, end: Offset) -> None:
-        """Do nothing: Spark's checkpoint has the position, and streams keep their records."""
+        """Do nothing: Spark's checkpoint stores the position, and streams keep their records."""
 
     def stop(self) -> None:
         if self._connection is not None:
@@ -267,19 +262,19 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
 
 @contextmanager
-def _open_streams(origin: Endpoint | StoredBasin) -> Iterator[Streams | OpenBasin]:
+def _open_streams(origin: Endpoint | StoredBasin) -> Iterator[StreamCalls | OpenBasin]:
     if isinstance(origin, StoredBasin):
         with open_basin(origin) as basin:
             yield basin
     else:
-        with Connection(origin, answer_timeout(origin)) as connection:
-            yield Streams(connection)
+        with ServerConnection(origin, answer_timeout(origin)) as connection:
+            yield StreamCalls(connection)
 
 
 def _limit_bytes(positions: StreamPositions, start: Offset, end: Offset, limit: int) -> Offset:
-    """Return an offset after about `limit` bytes, judging by the size of the next records."""
+    """Return the offset after about `limit` bytes, estimated from the size of the next records."""
     waiting = backlog(start, end)
     total = sum(map(len, waiting))
-    size = sum(positions.mean_size(found.stream, found.start) * len(found) for found in waiting)
-    # Without a byte nothing waits, or all of it is gone, which the tasks report.
+    size = sum(positions.mean_size(part.stream, part.start) * len(part) for part in waiting)
+    # A size of 0 means that nothing is pending, or that all of it is gone, which tasks report.
     return limit_records(start, end, int(limit / (size / total))) if size else end

@@ -1,7 +1,7 @@
-"""Streams read from the storage of a Streamfold store, without its server.
+"""Reads streams from the storage of a Streamfold store, without its server.
 
-Every opening sees what is durable at that moment. The driver finds tails in one; tasks open the store
-themselves, later, so they see all records before those tails.
+Opening a store shows the records that are durable at that moment. The driver reads the tails. Tasks
+open the store themselves, later, so they see all records before those tails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamfold.wire.s2.errors import BadHeaderError
 from streamfold.wire.s2.headers import parse_encryption_key
 
 if TYPE_CHECKING:
-    # Only for types: at run time this loads SlateDB, which most queries do not need.
+    # Only for types: importing these at run time loads SlateDB, which most queries do not need.
     from streamfold.store.log.sealing import SealingKey
     from streamfold.store.read.requests import ReadBatch
     from streamfold.store.read_only import StoredStreams
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredBasin:
-    """A basin on the storage of its store. Pickled with a plan for its tasks."""
+    """A basin in a store's storage. Pickled with a plan for its tasks."""
 
-    #: file:///folder or s3://bucket/prefix, as the server has it.
+    #: The server's storage URL: file:///folder or s3://bucket/prefix.
     url: str
     basin: str
-    #: In base64, as the server takes it.
+    #: Base64, as the server accepts it.
     encryption_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -46,45 +46,45 @@ class StoredBasin:
     def key(self) -> SealingKey | None:
         from streamfold.store.log.sealing import SealingKey
 
-        found = parse_encryption_key(self.encryption_key or None)
-        return None if found is None else SealingKey(found.reveal())
+        key = parse_encryption_key(self.encryption_key or None)
+        return None if key is None else SealingKey(key.reveal())
 
 
 class OpenBasin:
-    """The streams of a basin as they were when it was opened; has the methods of `client.Streams`."""
+    """A basin's streams as of its opening. Has the `StreamCalls` methods that positions need."""
 
     def __init__(self, stored: StoredBasin, opened: StoredStreams, runner: asyncio.Runner) -> None:
         self._basin = stored.basin
         self._key = stored.key()
         self._streams = opened
-        # Not `runner.run`: its handling of signals formats the result, megabytes of records, as text.
+        # Not `runner.run`: its signal handling formats the result, megabytes of records, as text.
         self._run: Callable[[Coroutine[Any, Any, Any]], Any] = runner.get_loop().run_until_complete
 
     def names(self, prefix: str = "") -> list[str]:
-        found: list[str] = self._run(self._streams.names(self._basin, prefix))
-        return found
+        names: list[str] = self._run(self._streams.names(self._basin, prefix))
+        return names
 
     def tail(self, stream: str) -> StreamPosition:
-        found: StreamPosition = self._run(self._streams.tail(self._basin, stream))
-        return found
+        tail: StreamPosition = self._run(self._streams.tail(self._basin, stream))
+        return tail
 
     def first(self, stream: str, at: int = 0) -> int:
         return int(self._run(self._streams.first(self._basin, stream, at)))
 
     def first_since(self, stream: str, timestamp: int) -> int:
-        wanted = self._streams.first_since(self._basin, stream, timestamp, self._key)
-        return int(self._run(wanted))
+        first = self._streams.first_since(self._basin, stream, timestamp, self._key)
+        return int(self._run(first))
 
     def page_bytes(self, stream: str, at: int) -> bytes | None:
-        """Return records from `at` on, about as many as one answer of a server holds."""
+        """Return records starting at `at`, about as many as one server response holds."""
         return next(self.pieces(stream, at, at + 1000), None)
 
     def snapshot_cursor(self, stream: str) -> int | None:
-        found: int | None = self._run(self._streams.newest_snapshot(self._basin, stream))
-        return found
+        cursor: int | None = self._run(self._streams.newest_snapshot(self._basin, stream))
+        return cursor
 
     def pieces(self, stream: str, start: int, end: int) -> Iterator[bytes]:
-        """Yield the records of the range that can be read, joined to pieces of some megabytes."""
+        """Yield the range's readable records, joined into pieces of a few megabytes."""
         batches = self._streams.batches(self._basin, stream, start, end, self._key)
         try:
             while piece := self._run(_next_piece(batches)):
@@ -104,7 +104,7 @@ async def _next_piece(batches: AsyncIterator[ReadBatch]) -> bytes:
 
 @contextmanager
 def open_basin(stored: StoredBasin) -> Iterator[OpenBasin]:
-    """Open the store of a basin, as it is now; a process that writes it continues."""
+    """Open a basin's store in its current state, without disturbing a process that writes to it."""
     with needing_extra("server"):
         from streamfold.store.read_only import open_read_only
     with asyncio.Runner() as runner:
@@ -116,14 +116,14 @@ def open_basin(stored: StoredBasin) -> Iterator[OpenBasin]:
             runner.run(stack.aclose())
 
 
-def read_stored(stored: StoredBasin, wanted_range: Range, wanted: Wanted) -> Iterator[Columns]:
-    """Yield every record of the range, once and in order; DataLossError for one that is gone."""
-    stream, at, end = wanted_range.stream, wanted_range.start, wanted_range.end
+def read_stored(stored: StoredBasin, part: Range, options: Wanted) -> Iterator[Columns]:
+    """Yield every record of the range once and in order. Raises DataLossError if one is gone."""
+    stream, at, end = part.stream, part.start, part.end
     with open_basin(stored) as basin:
         for piece in basin.pieces(stream, at, end):
-            found = read_columns(piece, headers=wanted.headers, bodies=wanted.bodies)
-            found, at = within(found, stream, at, end, wanted)
-            if len(found.seq_nums):
-                yield found
+            columns = read_columns(piece, headers=options.headers, bodies=options.bodies)
+            columns, at = within(columns, stream, at, end, options)
+            if len(columns.seq_nums):
+                yield columns
         if at < end:
-            report_loss(stream, at, end, basin.first(stream, at), wanted)
+            report_loss(stream, at, end, basin.first(stream, at), options)

@@ -1,149 +1,105 @@
-"""The archive and events of one table as the driver sees them: opened once, used from any thread.
+"""The archive of one table on the driver: commits what tasks wrote, and knows when a base is due.
 
-Opening fences out the previous writer, so it happens once in a run: a writer that was fenced out
-must not take the table back on its own.
+Opening fences out the previous writer, so it happens once per run: a writer that was fenced out must
+not take the table back on its own. Files are durable before the manifest names them. Written files that
+could not be committed are remembered, and `resume` commits them: retries during an outage write no file
+twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
 from uuid import uuid4
 
-from streamfold.archive.destinations.aws_credentials import Profiles
+import msgspec
+
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.engines.delta_log import publish_delta_log
 from streamfold.archive.errors import CommitConflictError
-from streamfold.archive.events import EventDispatcher, open_sink
-from streamfold.archive.maintenance.garbage_collection import Collector
-from streamfold.archive.manifest.model import (
-    Artifact,
-    FormatFiles,
-    Manifest,
-    Source,
-    SourceRange,
-    check_manifest,
-)
+from streamfold.archive.maintenance.garbage_collection import Collector, Retention
+from streamfold.archive.manifest.model import Manifest, Source, check_manifest
+from streamfold.archive.read.layers import Layer, Stack
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import PartPlan, WrittenDiff, WrittenPart
+from streamfold.archive.write.thresholds import Action, Pending, chain_state, decide, is_overdue
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.errors import StreamfoldError
-from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.jobs import TableJob
+from streamfold.snapshotter.spark.table_job import TableJob
+from streamfold.snapshotter.spark.tasks.fold import FoldStep
+from streamfold.snapshotter.spark.tasks.intake import BaseParts, Batch, Intake, buckets_for
 
-logger = logging.getLogger(__name__)
-
-#: Seconds for the events of the last commits at a stop: an orchestrator often grants 30 s in all.
-LAST_EVENTS_SECONDS = 10.0
-
-
-class Written(NamedTuple):
-    """A diff that is durable and not committed."""
-
-    plan: PartPlan
-    parts: Sequence[WrittenPart]
-    records: int
-    #: Records that became dead letters.
-    dead: int = 0
+#: Folds buckets into the parts of a base.
+Fold: TypeAlias = Callable[[FoldStep], Awaitable[list[WrittenPart]]]
 
 
-class WrittenBase(NamedTuple):
-    """A base that is durable and not committed, with the diff that leads to it."""
+def utc_now() -> datetime:
+    return datetime.now(UTC)
 
-    plan: PartPlan
-    parts: Sequence[WrittenPart]
-    reason: str
-    #: Buckets of the last base whose files are reused.
-    reuse: Sequence[int] = ()
-    closing: Written | None = None
-    #: Records of a first base that became dead letters.
-    dead: int = 0
+
+@dataclass(frozen=True, slots=True)
+class Uncommitted:
+    """Durable files that are not committed yet, and what remains to be done."""
+
+    written: WrittenDiff | BaseParts
+    #: The records taken in with it; None for a base of what is already committed.
+    batch: Batch | None
+    #: When the first of the files were written.
+    written_at: datetime
+    #: Reason of a base to write instead of this diff.
+    force: str | None = None
 
 
 class TableArchive:
-    """The committed state, and how to commit more. One caller at a time."""
+    """The committed state of one table; one caller at a time, on one loop."""
 
-    def __init__(self, job: TableJob, loop: DriverLoop) -> None:
+    def __init__(self, job: TableJob, now: Callable[[], datetime] = utc_now) -> None:
         self._job = job
-        self._loop = loop
+        self._now = now
         self._opened: list[Destination] = []
         self._writer: ArchiveWriter | None = None
-        #: Returns the timestamp of a record of the stream, if it is known.
-        self.timestamp_of: Callable[[int], int | None] | None = None
+        self._uncommitted: Uncommitted | None = None
 
-    @property
-    def _destinations(self) -> list[Destination]:
-        """Open the destinations on first use: one that fails stops only this table."""
+    async def _destinations(self) -> list[Destination]:
+        """Open the destinations on first use: one that fails stops only this table.
+
+        In a thread: a hanging disk must not block the loop of all tables.
+        """
         if not self._opened:
-            self._opened = [spec.open() for spec in self._job.destination_specs]
+            specs = self._job.destination_specs
+            self._opened = await asyncio.to_thread(lambda: [spec.open() for spec in specs])
         return self._opened
 
-    def check(self) -> None:
-        """Check that every destination answers; raises the error of the first that does not."""
-        for destination in self._destinations:
-            self._read(destination)
+    async def check(self) -> None:
+        """Raise the error of the first destination that does not answer."""
+        for destination in await self._destinations():
+            await self._read(destination)
 
-    def open(self) -> None:
-        """Continue where the archive ends; without one, wait until the columns are known."""
+    async def open(self) -> None:
+        """Continue where the archive ends, and fence out its previous writer, once."""
         if self._writer is not None:
-            self._loop.call(self._writer.refresh())
+            await self._writer.refresh()
             return
-        archived = self._archived_schema()
-        schema = self._job.schema or archived
-        if schema is not None:
-            self.begin(schema)
-
-    def begin(self, schema: TableSchema) -> None:
-        """Open the archive with the columns known so far; later calls only add to them."""
-        if self._writer is not None:
-            self._writer.evolve(schema)
-            return
-        self._writer = self._loop.call(
-            ArchiveWriter.open(
-                self._job.table,
-                schema,
-                self._destinations,
-                formats=self._job.formats,
-                diff_formats=self._job.diff_formats,
-                writer_id=self._job.writer_id,
-                former_names=self._job.former_names,
-                layout=self._job.layout,
-            )
+        keys = TableSchema.of_keys(self._job.decoder.key_fields)
+        archived = await self._archived_schema()
+        self._writer = await ArchiveWriter.open(
+            self._job.table,
+            self._job.schema or archived or keys,
+            await self._destinations(),
+            formats=self._job.formats,
+            diff_formats=self._job.diff_formats,
+            writer_id=self._job.writer_id,
+            former_names=self._job.former_names,
+            layout=self._job.layout,
         )
-
-    def check_owner(self) -> None:
-        """Raise WriterFencedOutError if another writer has taken the table."""
-        if self._writer is not None:
-            self._loop.call(self._writer.check_owner())
 
     @property
     def primary(self) -> Destination:
-        return self._destinations[0]
-
-    @property
-    def manifest(self) -> Manifest | None:
-        return self._writer.manifest if self._writer else None
-
-    @property
-    def schema(self) -> TableSchema | None:
-        return self._writer.schema if self._writer else None
-
-    @property
-    def head(self) -> int | None:
-        """The last record in the archive."""
-        return self._job.layout.seq_num(self.manifest.head_position) if self.manifest else None
-
-    @property
-    def source_range(self) -> SourceRange | None:
-        """The commits of the source that the last artifact holds."""
-        return self.manifest.artifacts[-1].source_range if self.manifest else None
-
-    @property
-    def lagging(self) -> dict[str, StreamfoldError]:
-        return dict(self._writer.lagging) if self._writer else {}
+        """The first destination of an open archive."""
+        return self._opened[0]
 
     @property
     def writer(self) -> ArchiveWriter:
@@ -151,110 +107,201 @@ class TableArchive:
             raise RuntimeError(f"table {self._job.table!r} is not open")
         return self._writer
 
-    def begin_empty(
-        self, schema: TableSchema, last: int, reason: str, incomplete_before: str | None = None
+    @property
+    def manifest(self) -> Manifest | None:
+        return self._writer.manifest if self._writer else None
+
+    @property
+    def _committed(self) -> Manifest:
+        """The manifest of an archive that has a base."""
+        manifest = self.writer.manifest
+        assert manifest is not None  # noqa: S101 - callers know that a base exists
+        return manifest
+
+    @property
+    def epoch(self) -> int:
+        return self.manifest.epoch if self.manifest else 0
+
+    @property
+    def head(self) -> int | None:
+        """The last record in the archive."""
+        return self._job.layout.seq_num(self.manifest.head_position) if self.manifest else None
+
+    @property
+    def lagging(self) -> dict[str, StreamfoldError]:
+        return dict(self._writer.lagging) if self._writer else {}
+
+    async def begin_empty(
+        self, last: int, reason: str, incomplete_before: str | None, timestamp: int | None
     ) -> None:
         """Start the archive after record `last` with a base without rows, in one bucket."""
-        self.begin(schema)
         position = self._job.layout.position(last)
-        self._loop.call(
-            self.writer.write_base(
-                {0: []},
-                position,
-                reason=reason,
-                source=self._source(position),
-                incomplete_before=incomplete_before,
-            )
+        await self.writer.write_base(
+            {0: []},
+            position,
+            reason=reason,
+            source=self._source(position, timestamp),
+            incomplete_before=incomplete_before,
         )
 
-    def commit_diff(self, diff: Written) -> Manifest:
-        source = self._source(diff.plan.to_position, diff.dead)
-        return self._loop.call(
-            self.writer.commit_diff(diff.plan, diff.parts, record_count=diff.records, source=source)
-        )
+    async def commit(self, intake: Intake, fold: Fold, force: str | None = None) -> None:
+        """Commit what was written of a batch: as a diff, or with the base that is due instead.
 
-    def commit_base(self, base: WrittenBase) -> Manifest:
-        closing, dead = None, base.dead
-        if base.closing is not None:
-            diff = base.closing
-            closing, dead = WrittenDiff(diff.plan, diff.parts, diff.records), dead + diff.dead
-        return self._loop.call(
-            self.writer.commit_base(
-                base.plan,
-                base.parts,
-                reason=base.reason,
-                reuse=base.reuse,
-                closing=closing,
-                source=self._source(base.plan.to_position, dead),
-            )
-        )
+        `force` is the reason of a base to write whatever the thresholds say.
+        """
+        if intake.schema is not None:
+            self.writer.evolve(intake.schema)
+        if intake.written is not None:
+            written_at = self._now() - timedelta(seconds=intake.seconds)
+            await self._commit(Uncommitted(intake.written, intake.batch, written_at, force), fold)
 
-    def complete(self, diff: Written) -> None:
-        """Copy an uncommitted diff to every destination, so that it can be folded."""
-        self._loop.call(self.writer.complete(diff.parts))
+    async def resume(self, fold: Fold) -> Batch | None:
+        """Commit what an earlier attempt has written, if the archive still ends where that starts.
 
-    def continues_with(self, written: Written | WrittenBase) -> bool:
-        """Return whether the archive still ends where this starts, and its files still exist."""
-        first = written.closing if isinstance(written, WrittenBase) else written
+        Returns the records that it takes in; None without any.
+        """
+        left = self._uncommitted
+        if left is None:
+            return None
+        # Collection may already delete files older than the grace: write them again.
+        grace = (self._job.retention or Retention()).grace
+        is_old = self._now() - left.written_at > grace / 2
+        if is_old or not await self._continues_with(left.written):
+            self._uncommitted = None
+            return None
+        await self._commit(left, fold)
+        return left.batch
+
+    def due(self) -> str | None:
+        """Return the reason of a base that is due without changes; None if none is."""
         manifest = self.manifest
-        known = (manifest.epoch, manifest.head_position) if manifest else (0, None)
-        if first is not None:
-            fits = known == (first.plan.epoch, first.plan.from_position)
-        else:
-            head = written.plan.to_position if manifest else None
-            fits = known == (written.plan.epoch - 1, head)
-        parts = [*written.parts, *(first.parts if first and first is not written else ())]
-        return fits and self._loop.call(self.writer.holds(parts))
+        if manifest is None or not is_overdue(self._job.thresholds, manifest, self._now()):
+            return None
+        return "max_interval"
 
-    def reusable(self, plan: PartPlan) -> bool:
-        """Return whether the next base can reuse parts of the last."""
-        base = self.manifest.base if self.manifest else None
-        return (
-            base is not None
-            and not plan.layout.is_published
-            and base.schema_id == plan.schema.id
-            and all(_fits(base, form.id, form.compression) for form in plan.formats)
-        )
+    async def rebase(self, reason: str, fold: Fold) -> None:
+        """Fold the archive into a new base; buckets without a change keep their files if possible."""
+        await self._rebase(reason, None, None, self._now(), fold)
 
-    def publish_delta(self) -> dict[str, StreamfoldError]:
-        """Bring the Delta log of each destination to what is committed there; returns failures."""
+    async def publish_delta(self) -> dict[str, StreamfoldError]:
+        """Bring the Delta log of each destination up to date; returns failures."""
         failures: dict[str, StreamfoldError] = {}
-        for destination in self._destinations if self._job.delta else ():
+        for destination in self._opened if self._job.delta else ():
             try:
-                self._loop.call(publish_delta_log(destination, self._job.layout.order))
+                await publish_delta_log(destination, self._job.layout.order)
             except StreamfoldError as error:
                 failures[destination.uri] = error
         return failures
 
-    def collect(self) -> None:
+    async def collect(self) -> None:
         """Delete what retention does not keep."""
         if self._job.retention is not None:
+            order = self._job.layout.order
             collector = Collector(
-                self._destinations,
-                now=lambda: datetime.now(UTC),
-                new_id=lambda: uuid4().hex,
-                order=self._job.layout.order,
+                self._opened, now=utc_now, new_id=lambda: uuid4().hex, order=order
             )
-            self._loop.call(collector.collect(self._job.retention))
+            await collector.collect(self._job.retention)
 
-    def _archived_schema(self) -> TableSchema | None:
-        for destination in self._destinations:
-            manifest = self._read(destination)
+    async def _commit(self, left: Uncommitted, fold: Fold) -> None:
+        """Commit what is written, and remember it for another attempt until that succeeds."""
+        self._uncommitted = left
+        written, batch = left.written, left.batch
+        source = self._source_after(written.plan.to_position, batch)
+        if isinstance(written, BaseParts):
+            await self.writer.commit_base(
+                written.plan,
+                written.parts,
+                reason=written.reason,
+                reuse=written.reuse,
+                closing=written.closing,
+                source=source,
+            )
+        elif reason := left.force or self._base_after(written.parts):
+            await self._rebase(reason, written, batch, left.written_at, fold)
+        else:
+            await self.writer.commit_diff(
+                written.plan, written.parts, record_count=written.record_count, source=source
+            )
+        self._uncommitted = None
+
+    def _base_after(self, parts: Sequence[WrittenPart]) -> str | None:
+        """Return the reason of the base that thresholds demand instead of a diff."""
+        manifest, files = self._committed, [next(iter(part.files.values())) for part in parts]
+        pending = Pending(
+            changes=sum(file.rows or 0 for file in files),
+            size_bytes=sum(file.size_bytes for file in files),
+            table_rows=manifest.base.row_count or 0,
+        )
+        decision = decide(self._job.thresholds, chain_state(manifest, self._now()), pending)
+        return decision.trigger if decision.action is Action.BASE else None
+
+    async def _rebase(
+        self,
+        reason: str,
+        closing: WrittenDiff | None,
+        batch: Batch | None,
+        written_at: datetime,
+        fold: Fold,
+    ) -> None:
+        """Fold the archive and its closing diff into a new base, and commit both."""
+        manifest = self._committed
+        stack = Stack.of(manifest)
+        to_position = closing.plan.to_position if closing else manifest.head_position
+        if closing is not None:
+            await self.writer.complete(closing.parts)
+            stack = stack.with_diff(Layer.pending(closing.plan, closing.parts))
+        last = closing.plan.source_range if closing else manifest.artifacts[-1].source_range
+        incomplete = (closing.plan if closing else manifest).incomplete_before
+        plan = self.writer.plan_base(to_position, last.of_base() if last else None, incomplete)
+        # As many buckets as now, or more if the table has grown.
+        files = manifest.base.formats.get(self._job.formats[0].id)
+        count = buckets_for(self._job, files.size_bytes if files else 0, stack.buckets)
+        everything = set(range(stack.buckets))
+        keeps = count == stack.buckets and stack.is_bucketed and self._is_reusable(plan)
+        touched = stack.touched() if keeps else everything
+        step = FoldStep(stack, plan, self._job.destination_specs, tuple(sorted(touched)), count)
+        base = BaseParts(plan, await fold(step), reason, sorted(everything - touched), closing)
+        await self._commit(Uncommitted(base, batch, written_at), fold)
+
+    async def _continues_with(self, written: WrittenDiff | BaseParts) -> bool:
+        """Return whether the archive still ends where this starts, and its files still exist."""
+        first = written.closing if isinstance(written, BaseParts) else written
+        manifest = self.manifest
+        end = (manifest.epoch, manifest.head_position) if manifest else (0, None)
+        if first is not None:
+            fits = end == (first.plan.epoch, first.plan.from_position)
+        else:
+            head = written.plan.to_position if manifest else None
+            fits = end == (written.plan.epoch - 1, head)
+        parts = [*written.parts, *(first.parts if first and first is not written else ())]
+        return fits and await self.writer.holds(parts)
+
+    def _is_reusable(self, plan: PartPlan) -> bool:
+        """Return whether the next base can reuse parts of the last."""
+        base = self._committed.base
+        if plan.layout.is_published or base.schema_id != plan.schema.id:
+            return False
+        files = [(base.formats.get(form.id), form.compression) for form in plan.formats]
+        return all(f is not None and f.compression == compression for f, compression in files)
+
+    async def _archived_schema(self) -> TableSchema | None:
+        for destination in await self._destinations():
+            manifest = await self._read(destination)
             if manifest and manifest.schema_id in manifest.schemas:
                 return TableSchema.from_json(manifest.schemas[manifest.schema_id])
         return None
 
-    def _read(self, destination: Destination) -> Manifest | None:
+    async def _read(self, destination: Destination) -> Manifest | None:
         """Return the manifest; refuse one whose positions are not records of a stream."""
-        stored = self._loop.call(destination.read())
+        stored = await destination.read()
         if stored is None:
             return None
         manifest, layout = stored.manifest, self._job.layout
         layout.check(manifest)
         check_manifest(manifest, layout.order)
         following = str(layout.seq_num(manifest.head_position) + 1)
-        known = manifest.source.offsets.values() if manifest.source else ()
-        if layout.is_published and following not in known:
+        offsets = manifest.source.offsets.values() if manifest.source else ()
+        if layout.is_published and following not in offsets:
             raise CommitConflictError(
                 f"the archive of table {manifest.table!r} in {destination.uri} was not written by a "
                 f"snapshotter: its head {manifest.head_position} is not a record of stream "
@@ -262,102 +309,25 @@ class TableArchive:
             )
         return manifest
 
-    @property
-    def dead_letters(self) -> int:
-        """Records that became dead letters since the table began."""
-        source = self.manifest.source if self.manifest else None
-        return (source.dead_letters or 0) if source else 0
+    def _source_after(self, position: str, batch: Batch | None) -> Source:
+        """Return the source of a commit: after a batch, or where it was without one."""
+        if batch is not None:
+            return self._source(position, batch.last_timestamp, batch.dead)
+        before = self._committed.source
+        return self._source(position, before.timestamp if before else None)
 
-    def _source(self, position: str, dead: int = 0) -> Source:
-        name = f"{self._job.source.get('basin', '')}/{self._job.stream}"
-        last = self._job.layout.seq_num(position)
-        offsets = {self._job.stream: str(last + 1)}
-        total = self.dead_letters + dead
+    def _source(self, position: str, timestamp: int | None, dead: int = 0) -> Source:
+        """Return the source at a position; `dead` counts new dead letters."""
+        before = self.manifest.source if self.manifest else None
         return Source(
-            name=name,
-            offsets=offsets,
-            timestamp=self._timestamp(last),
-            dead_letters=total or None,
+            name=f"{self._job.source.get('basin', '')}/{self._job.stream}",
+            offsets={self._job.stream: str(self._job.layout.seq_num(position) + 1)},
+            timestamp=timestamp,
+            dead_letters=((before.dead_letters or 0) if before else 0) + dead or None,
         )
 
-    def _timestamp(self, seq_num: int) -> int | None:
-        if self.timestamp_of is None or seq_num < 0:
-            return None
-        try:
-            return self.timestamp_of(seq_num)
-        except StreamfoldError as error:
-            # The commit is complete without it; only a stream that is created anew is noticed later.
-            logger.debug("table %s: %s", self._job.table, error.message)
-            return None
 
-
-def _fits(base: Artifact, form: str, compression: str) -> bool:
-    files: FormatFiles | None = base.formats.get(form)
-    return files is not None and files.compression == compression
-
-
-class TableEvents:
-    """A dispatcher if sinks are configured, otherwise nothing."""
-
-    def __init__(
-        self, job: TableJob, loop: DriverLoop, last_events: float = LAST_EVENTS_SECONDS
-    ) -> None:
-        """`last_events`: the most seconds that a stop waits for sinks."""
-        self._job = job
-        self._last_events = last_events
-        self._loop = loop
-        self._dispatcher: EventDispatcher | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self, destination: Destination) -> None:
-        """Send events for what the primary destination commits, from now on."""
-        if self._dispatcher is None and self._job.events:
-            profiles = Profiles(self._job.credentials)
-            sinks = {
-                name: open_sink(dict(raw), profiles, path=f"events.{name}")
-                for name, raw in self._job.events.items()
-            }
-            self._dispatcher = EventDispatcher(destination, sinks, order=self._job.layout.order)
-        if self._dispatcher is not None and self._task is None:
-            self._task = self._loop.start(self._dispatcher.run(), "events")
-
-    def wake(self) -> None:
-        """Wake the dispatcher after a commit."""
-        if self._dispatcher is not None:
-            self._loop.soon(self._dispatcher.wake)
-
-    def stop(self, *, deliver: bool) -> None:
-        """Stop sending, if `deliver` after sinks had some seconds for what is committed.
-
-        The next run sends the rest.
-        """
-        if self._dispatcher is not None and self._task is not None:
-            if deliver:
-                self._loop.call(self._deliver(self._dispatcher))
-            self._loop.end(self._task)
-            self._task = None
-            self._loop.call(self._dispatcher.close())
-
-    async def _deliver(self, dispatcher: EventDispatcher) -> None:
-        try:
-            async with asyncio.timeout(self._last_events):
-                await dispatcher.settle()
-        except TimeoutError:
-            logger.warning(
-                "table %s: some events were not delivered within %.0f s of the stop, the next run "
-                "sends them: %s",
-                self._job.table, self._last_events,
-                ", ".join(
-                    f"sink {name}: {status.last_error or 'no answer yet'}"
-                    for name, status in dispatcher.status.items()
-                    if status.lag or status.failures_in_row
-                ) or "sinks answer slowly",
-            )  # fmt: skip
-
-    @property
-    def errors(self) -> Mapping[str, int]:
-        return (
-            self._dispatcher.errors
-            if self._dispatcher is not None
-            else dict.fromkeys(self._job.events, 0)
-        )
+def without_chain(manifest: Manifest) -> Manifest:
+    """Return the manifest with its base and its last artifact alone, small enough for every plan."""
+    base, last = manifest.base, manifest.artifacts[-1]
+    return msgspec.structs.replace(manifest, artifacts=(base,) if last is base else (base, last))

@@ -1,9 +1,11 @@
-"""The progress of one table's writer as status and log lines; written by its threads, read by any."""
+"""The progress of one table's writer as status and log lines.
+
+The loop writes it and any thread reads the status, so what it shows is replaced, never changed.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,13 +19,14 @@ from streamfold.archive.read.decoding import count_of
 from streamfold.archive.write.layout import layout_of
 from streamfold.errors import StreamfoldError
 from streamfold.snapshotter.source_positions import SourceSpan
-from streamfold.snapshotter.spark.table.intake import Batch
+from streamfold.snapshotter.spark.tasks.intake import Batch
 from streamfold.snapshotter.status.table_status import (
     ArtifactStatus,
     Counts,
     DeadLetterStatus,
-    Failure,
+    SparkCounts,
     State,
+    TableFailure,
     TableStatus,
 )
 from streamfold.wording import noun
@@ -41,11 +44,11 @@ class CommitLog:
 
     def __init__(self, table: str) -> None:
         self._table = table
-        #: Where the query started, and the stream's tail at that time.
+        #: Where the table started, and the stream's tail at that time.
         self._start = self._tail = 0
 
     def follows(self, stream: str, start: int, tail: int) -> None:
-        """Log that the query starts at `start`; the records before `tail` are the backlog."""
+        """Log that the table starts at `start`; the records before `tail` are the backlog."""
         self._start, self._tail = start, max(start, tail)
         behind = self._tail - start
         logger.info(
@@ -57,25 +60,28 @@ class CommitLog:
         """Log each artifact that was committed between two manifests."""
         if after is None or after is before:
             return
-        known = {_identity(artifact) for artifact in before.artifacts} if before else set()
-        fresh = [a for a in after.artifacts if _identity(a) not in known]
-        based = any(artifact.is_base for artifact in fresh)
-        for artifact in fresh:
-            logger.info(
-                "table %s: committed %s", self._table, commit_line(artifact, based, seconds)
-            )
+        new = _new_artifacts(before, after)
+        based = any(artifact.is_base for artifact in new)
+        for artifact in new:
+            line = commit_line(artifact, based, seconds)
+            logger.info("table %s: committed %s", self._table, line)
 
-    def lettered(self, batch: Batch, location: str) -> None:
-        """Warn of the dead letters of a batch."""
+    def warn(self, batch: Batch, letters_at: str) -> None:
+        """Warn of dead letters, and of a transaction that is published in parts."""
         if batch.letter is not None:
-            seq_num, reason = batch.letter
             logger.warning(
                 "table %s: %d of %d records became dead letters, in %s; the first is record %d: %s",
-                self._table, batch.dead, batch.records, location, seq_num, reason,
+                self._table, batch.dead, batch.records, letters_at, *batch.letter,
+            )  # fmt: skip
+        if (transaction := batch.cut) is not None:
+            logger.warning(
+                "table %s: transaction %s began at record %d and has no end up to record %d: it is "
+                "published in parts; raise transactions.max_wait or max_records if it is to end later",
+                self._table, transaction.id, transaction.since, batch.seen,
             )  # fmt: skip
 
     def took(self, last: int, rate: float) -> None:
-        """Log that a batch up to the record `last` was taken in, at `rate` records per second."""
+        """Log that records up to `last` were taken in, at `rate` records per second."""
         done, backlog = last + 1 - self._start, self._tail - self._start
         if not 0 < done < backlog:
             return
@@ -87,7 +93,7 @@ class CommitLog:
 
 
 def commit_line(artifact: Artifact, with_base: bool, seconds: float) -> str:
-    """Format kind, range, rows, bytes, seconds and reason of one commit."""
+    """Return kind, range, rows, bytes, seconds and reason of one commit."""
     if artifact.is_base:
         kind, extent = "base", f"at {artifact.to_position}"
         reason = artifact.rebase_reason or "unknown"
@@ -101,18 +107,19 @@ def commit_line(artifact: Artifact, with_base: bool, seconds: float) -> str:
     )
 
 
-def _identity(artifact: Artifact) -> tuple[object, ...]:
-    return artifact.kind, artifact.epoch, artifact.to_position
+def _new_artifacts(before: Manifest | None, after: Manifest) -> list[Artifact]:
+    earlier = {(a.kind, a.epoch, a.to_position) for a in before.artifacts} if before else set()
+    return [a for a in after.artifacts if (a.kind, a.epoch, a.to_position) not in earlier]
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecords:
-    """What is known of the records that a table has not taken in."""
+    """The records that a table has not taken in."""
 
-    #: The first of them, and its time in milliseconds; None if the record is gone.
+    #: The first of them, and its time in milliseconds; None if it no longer exists.
     first: int
     timestamp: int | None
-    #: LSN of the newest commit among them; None if the records have no positions of a source.
+    #: LSN of the newest commit among them; None if the records name no source positions.
     newest_commit: int | None = None
 
 
@@ -127,113 +134,94 @@ class TableProgress:
         now: Callable[[], datetime],
         letters_at: str = "",
     ) -> None:
-        """`letters_at` is where dead letters go."""
+        """`letters_at`: where dead letters go."""
         self._letters_at = letters_at
         #: The first dead letter of the last batch that had any.
         self._letter: tuple[int, str] | None = None
-        self._lock = threading.Lock()
         self._now = now
         counts = Counts(destination_errors=dict.fromkeys(destinations, 0))
         self._status = TableStatus(table=table, stream=stream, state=State.STARTING, counts=counts)
         self._manifest: Manifest | None = None
         #: Milliseconds of the last record taken in.
         self._last_time: int | None = None
-        #: The commits of the source that were read.
+        #: The source commits that were read.
         self._source: SourceSpan | None = None
         #: Where a table without an archive starts.
-        self._start: int | None = None
-        #: The tail of the stream; None while the server does not tell it.
-        self._tail: int | None = None
-        self._unread: UnreadRecords | None = None
+        self.start: int | None = None
+        #: The tail of the stream; None while it is unknown.
+        self.tail: int | None = None
+        #: The records that are not taken in yet.
+        self.unread: UnreadRecords | None = None
         #: Whether the last update took in everything that the stream held when it began.
-        self._caught_up = False
+        self.caught_up = False
+
+    @property
+    def has_error(self) -> bool:
+        """Whether something failed and has not succeeded since."""
+        return self._status.last_error is not None
 
     def enter(self, state: State) -> None:
-        with self._lock:
-            self._change(state=state)
+        self._change(state=state)
 
     def fail(self, error: StreamfoldError, state: State) -> None:
-        with self._lock:
-            failure = Failure(error.code, error.message, format_time(self._now()))
-            self._count(failures=1)
-            if error.destination is not None:
-                self._count_destination(error.destination)
-            self._change(state=state, last_error=failure)
+        failure = TableFailure(error.code, error.message, format_time(self._now()))
+        self.count(failures=1)
+        if error.destination is not None:
+            self.count_destination_error(error.destination)
+        self._change(state=state, last_error=failure)
 
     def recover(self) -> None:
         """Clear the error: what failed has succeeded since."""
-        with self._lock:
-            self._change(last_error=None)
+        self._change(last_error=None)
 
     def adopt(self, manifest: Manifest | None, lagging: Mapping[str, StreamfoldError]) -> None:
-        """Take over the committed manifest, and count what is new in it."""
-        with self._lock:
-            if manifest is not None and manifest is not self._manifest:
-                if self._manifest is not None or manifest.commit_number == 1:
-                    self._count_artifacts(self._manifest, manifest)
-                self._manifest = manifest
-            for uri in lagging:
-                self._count_destination(uri)
-            shown = {uri: error.message for uri, error in lagging.items()}
-            self._change(lagging_destinations=shown)
+        """Show the committed manifest, and count what is new in it."""
+        if manifest is not None and manifest is not self._manifest:
+            if self._manifest is not None or manifest.commit_number == 1:
+                new = _new_artifacts(self._manifest, manifest)
+                bases = sum(artifact.is_base for artifact in new)
+                self.count(bases=bases, diffs=len(new) - bases)
+            self._manifest = manifest
+        for uri in lagging:
+            self.count_destination_error(uri)
+        shown = {uri: error.message for uri, error in lagging.items()}
+        self._change(lagging_destinations=shown)
 
     def count_destination_error(self, uri: str) -> None:
-        with self._lock:
-            self._count_destination(uri)
+        errors = self._status.counts.destination_errors
+        self._set_count(destination_errors=errors | {uri: errors.get(uri, 0) + 1})
 
-    def count_delta_error(self) -> None:
-        with self._lock:
-            self._count(delta_errors=1)
+    def count(self, **more: int) -> None:
+        """Add to fields of `Counts`."""
+        counts = self._status.counts
+        self._set_count(**{name: getattr(counts, name) + n for name, n in more.items()})
 
     def take(self, batch: Batch, seconds: float, held_from: int | None) -> None:
-        """Count a batch that was taken in, up to what is held back."""
-        with self._lock:
-            self._last_time = batch.timestamp
-            self._letter = batch.letter or self._letter
-            self._source = batch.source_seen or self._source
-            self._count(
-                records=batch.records,
-                changes=batch.changes,
-                dead_letters=batch.dead,
-                ignored=batch.ignored,
-                transactions_cut=int(batch.cut),
-            )
-            rate = batch.records / seconds if seconds > 0 else 0.0
-            self._change(rows_per_second=rate, position=batch.seen, waiting_from=held_from)
-
-    def begin(self, start: int) -> None:
-        """Set where a table starts that has no archive yet."""
-        with self._lock:
-            self._start = start
-
-    def note_tail(self, tail: int | None) -> None:
-        """Set the tail of the stream; None if the server did not tell it."""
-        with self._lock:
-            self._tail = tail
-
-    def note_unread(self, unread: UnreadRecords) -> None:
-        """Set what is known of the records that are not taken in yet."""
-        with self._lock:
-            self._unread = unread
-
-    def note_update(self, *, caught_up: bool) -> None:
-        """Set whether an update took in everything that the stream held when it began."""
-        with self._lock:
-            self._caught_up = caught_up
+        """Count a batch that was taken in, except what is held back."""
+        self._last_time = batch.timestamp
+        self._letter = batch.letter or self._letter
+        self._source = batch.source_seen or self._source
+        self.count(
+            records=batch.records,
+            changes=batch.changes,
+            dead_letters=batch.dead,
+            ignored=batch.ignored,
+            transactions_cut=int(batch.cut is not None),
+        )
+        rate = batch.records / seconds if seconds > 0 else 0.0
+        self._change(rows_per_second=rate, position=batch.seen, waiting_from=held_from)
 
     def unread_range(self) -> tuple[int, int] | None:
         """Return the first record that is not taken in, and the tail; None if there is none."""
-        with self._lock:
-            following, tail = self._following(), self._tail
+        following, tail = self._following(), self.tail
         return None if following is None or tail is None or following >= tail else (following, tail)
 
-    def status(self, event_errors: Mapping[str, int]) -> TableStatus:
-        with self._lock:
-            status, manifest, unread = self._status, self._manifest, self._unread
-            following, tail, last_time = self._following(), self._tail, self._last_time
-            source, caught_up = self._source, self._caught_up
-            letter = self._letter
-        now = self._now()
+    def status(
+        self, event_errors: Mapping[str, int], spark: SparkCounts | None = None
+    ) -> TableStatus:
+        status, manifest, unread = self._status, self._manifest, self.unread
+        following, tail, last_time = self._following(), self.tail, self._last_time
+        source, now = self._source, self._now()
         lag = None if following is None or tail is None else max(0, tail - following)
         if unread is not None and following is not None and unread.first >= following:
             last_time = unread.timestamp
@@ -242,6 +230,7 @@ class TableProgress:
             counts=msgspec.structs.replace(status.counts, event_errors=dict(event_errors)),
             lag_records=lag,
             lag_seconds=_lag_seconds(lag, last_time, now),
+            spark=spark or SparkCounts(),
         )
         if manifest is None:
             return status
@@ -252,8 +241,8 @@ class TableProgress:
         newest_unread = unread.newest_commit if unread is not None else None
         return msgspec.structs.replace(
             status,
-            dead_letters=_letters(manifest, self._letters_at, letter),
-            ready=status.state is State.RUNNING and caught_up,
+            dead_letters=_letters(manifest, self._letters_at, self._letter),
+            ready=status.state is State.RUNNING and self.caught_up,
             position=position,
             buffer_depth=position - head,
             manifest_head=manifest.head_position,
@@ -271,21 +260,7 @@ class TableProgress:
         ends = [] if self._status.position is None else [self._status.position]
         if (manifest := self._manifest) is not None:
             ends.append(layout_of(manifest).seq_num(manifest.head_position))
-        return max(ends) + 1 if ends else self._start
-
-    def _count_artifacts(self, old: Manifest | None, new: Manifest) -> None:
-        known = {(a.kind, a.epoch, a.to_position) for a in old.artifacts} if old else set()
-        fresh = [a for a in new.artifacts if (a.kind, a.epoch, a.to_position) not in known]
-        bases = sum(artifact.is_base for artifact in fresh)
-        self._count(bases=bases, diffs=len(fresh) - bases)
-
-    def _count_destination(self, uri: str) -> None:
-        errors = self._status.counts.destination_errors
-        self._set_count(destination_errors=errors | {uri: errors.get(uri, 0) + 1})
-
-    def _count(self, **more: int) -> None:
-        counts = self._status.counts
-        self._set_count(**{name: getattr(counts, name) + n for name, n in more.items()})
+        return max(ends) + 1 if ends else self.start
 
     def _set_count(self, **fields: object) -> None:
         self._change(counts=msgspec.structs.replace(self._status.counts, **fields))
@@ -312,26 +287,26 @@ def _lag_seconds(records: int | None, last_time: int | None, now: datetime) -> f
 def _source_lag(
     status: TableStatus, manifest: Manifest, read: int | None, unread: int | None, now: datetime
 ) -> dict[str, Any]:
-    """Return what the status says of the database's log; nothing if records have no positions.
+    """Return the lag behind the database's log; nothing if records have no positions.
 
     `read` and `unread` are the newest commits among the records that were read and that were not.
     """
-    held = next((a.source_range for a in reversed(manifest.artifacts) if a.source_range), None)
+    archived = next((a.source_range for a in reversed(manifest.artifacts) if a.source_range), None)
     commits = [lsn for lsn in (read, unread) if lsn is not None]
-    if held is None and not commits:
+    if archived is None and not commits:
         return {}
-    head = LSN.rank(held.last) if held else 0
+    head = LSN.rank(archived.last) if archived else 0
     newest, lag = max([head, *commits]), status.lag_records
     seconds: float | None = 0.0
     if lag is None or lag:
         seconds = status.lag_seconds
     elif newest > head:
-        age = now - parse_time(held.time) if held and held.time else None
+        age = now - parse_time(archived.time) if archived and archived.time else None
         seconds = None if age is None else max(0.0, age.total_seconds())
-    is_known = held is not None and lag is not None and not (lag and unread is None)
+    is_known = archived is not None and lag is not None and not (lag and unread is None)
     return {
         "source_position": LSN.position(newest),
-        "source_head": held.last if held else None,
+        "source_head": archived.last if archived else None,
         "source_lag_bytes": newest - head if is_known else None,
         "source_lag_seconds": seconds,
     }

@@ -1,394 +1,476 @@
-"""Runs one table in a thread until it is stopped: it takes in new records every interval.
+"""Publishes one table: a coroutine that takes in new records every interval, and does what is due.
 
-The driver does that alone while they are few. A backlog is taken in by a streaming query, which ends
-when the table has caught up: one that waits for records would keep a Python process per table. After a
-transient failure the table retries from what is committed; any other stops this table, and no other.
+Spark does the work, see `query`; the coroutine decides what comes next and commits the result, so
+nothing else changes the table's archive. Every step starts at the manifest's head: a repeated batch
+changes nothing. After a transient failure the table retries from what is committed; any other failure
+stops this table only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-import random
-import shutil
-import tempfile
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from datetime import UTC, datetime
-from pathlib import Path
-from uuid import uuid4
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+import msgspec
 
-from streamfold.backoff import Backoff
-from streamfold.errors import ConflictError, StreamfoldError, WriterFencedError
-from streamfold.snapshotter.spark.driver_loop import DriverLoop
+from streamfold._native import trim_memory
+from streamfold.archive.write.artifacts import WrittenPart
+from streamfold.backoff import UNATTENDED, Backoff
+from streamfold.errors import ConflictError, StreamfoldError
+from streamfold.snapshotter.errors import ValuesIncompatibleError
 from streamfold.snapshotter.spark.errors_from_spark import (
+    ChangesLostError,
     ServerUnreachableError,
-    error_from_spark,
-    in_terms_of_tables,
-    is_retryable,
+    StreamMissingError,
 )
-from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
-from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
-from streamfold.snapshotter.spark.table.arrivals import DRIVER_BYTES
-from streamfold.snapshotter.spark.table.intake import StreamEdges, TableStream
-from streamfold.snapshotter.spark.table.pipeline import TablePipeline
-from streamfold.snapshotter.spark.table.progress import TableProgress
-from streamfold.snapshotter.spark.table.server_watch import ServerWatch
-from streamfold.snapshotter.status.table_status import ArtifactStatus, State, TableStatus
+from streamfold.snapshotter.spark.table.archive import TableArchive, utc_now, without_chain
+from streamfold.snapshotter.spark.table.edges import StreamEdges, StreamTails
+from streamfold.snapshotter.spark.table.events import TableEvents
+from streamfold.snapshotter.spark.table.failures import TableFailures
+from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress
+from streamfold.snapshotter.spark.table.requests import Request, SnapshotRequests
+from streamfold.snapshotter.spark.table_job import TableJob
+from streamfold.snapshotter.spark.tasks.batch import TableWork, last_record
+from streamfold.snapshotter.spark.tasks.fold import FoldStep
+from streamfold.snapshotter.spark.tasks.intake import (
+    FIRST,
+    Batch,
+    Intake,
+    ReadPosition,
+    StreamStart,
+    TableState,
+)
+from streamfold.snapshotter.status.table_status import SparkCounts, State, TableStatus
+from streamfold.snapshotter.transactions import TransactionWait
 
 logger = logging.getLogger(__name__)
 
-Request = Future[ArtifactStatus]
-#: Seconds between two checks of the query: how late its end is noticed.
+#: Reason of a requested base.
+REQUESTED = "requested"
+#: Seconds between two checks for other work than new records.
 _LOOK = 0.25
-#: Seconds between two checks of a starting query.
-_START_LOOK = 0.05
-#: Start of Spark's message about a query until its process runs.
-_INITIALIZING = "Initializing"
-#: The most seconds between two attempts to reach a server, and between two log lines that say the same.
-#: An attempt takes up to three seconds if the server drops packets: then a line comes about every five.
-_UNREACHABLE_PAUSE, _REPEAT = 2.0, 4.0
+#: Seconds between two checks of the table's owner, each a small request to the first destination.
+OWNER_CHECK_SECONDS = 10.0
+#: Seconds that a search for a record may take once a stop waits for it: an orchestrator often grants
+#: 30 s.
+STOP_SEARCH_SECONDS = 10.0
+#: Records of one step of that search: seconds of work.
+_SEARCH_RECORDS = 200_000
 
 
-class SnapshotRequests:
-    """The requests for one table; used from any thread.
+class TableJobs(Protocol):
+    """Does the work of tables, see `query.ChangeQuery`."""
 
-    Requests made before a base starts share it. A later one gets the next base: the current one may
-    lack what the stream held by then.
-    """
+    async def take_in(self, work: TableWork, tail: int) -> Intake: ...
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pending: list[Request] = []
-        #: How many of the pending requests the current base is for.
-        self._served = 0
-        self._refusal: StreamfoldError | None = None
+    async def fold(self, job: TableJob, step: FoldStep) -> list[WrittenPart]: ...
 
-    def add(self) -> Request:
-        """Request a base; after `close`, raises the error that it got."""
-        with self._lock:
-            if self._refusal is not None:
-                raise self._refusal
-            if len(self._pending) == self._served:
-                self._pending.append(Future())
-            return self._pending[-1]
+    async def first_truncate(self, work: TableWork) -> int | None: ...
 
-    def begin(self) -> bool:
-        """Start a base for all requests so far; returns whether there are any."""
-        with self._lock:
-            self._served = len(self._pending)
-            return bool(self._pending)
+    def cancel(self, table: str) -> None: ...
 
-    def give_up(self) -> None:
-        """Leave the requests to the next attempt, because the base could not be written."""
-        with self._lock:
-            self._served = 0
+    @property
+    def has_served(self) -> bool: ...
 
-    def answer(self, base: ArtifactStatus) -> None:
-        """Answer the requests of the base, which is committed."""
-        with self._lock:
-            answered, self._pending = self._pending[: self._served], self._pending[self._served :]
-            self._served = 0
-        for request in answered:
-            request.set_result(base)
-
-    def close(self, refusal: StreamfoldError) -> None:
-        """Refuse all requests from now on, for the reason given."""
-        with self._lock:
-            self._refusal, pending = refusal, self._pending
-            self._pending, self._served = [], 0
-        for request in pending:
-            request.set_exception(refusal)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+    def counts(self, table: str) -> SparkCounts: ...
 
 
 class TableWriter:
-    """Publishes one table in this process; `start` and `stop` it, read its status at any time."""
+    """The writer of one table, which runs on a loop and shows its status in any thread."""
 
     def __init__(
         self,
         job: TableJob,
-        loop: DriverLoop,
+        tails: StreamTails,
         *,
-        scratch: Path,
-        starting: threading.Lock | None = None,
-        most_bytes: int = DRIVER_BYTES,
-        backoff: Backoff | None = None,
-        now: Callable[[], datetime] = _now,
+        backoff: Backoff = UNATTENDED,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`most_bytes`: bytes of records that the driver may hold for this table."""
         self.job = job
-        self._most_bytes = most_bytes
-        #: The query that takes in a backlog now.
-        self._query: StreamingQuery | None = None
-        #: Held while a query starts, so that tables of a process start one at a time.
-        self._starting = starting or threading.Lock()
-        #: Name of the query and of the jobs of this table, unique in the session.
-        self.name = f"snapshotter {job.table} {uuid4().hex[:8]}"
-        self._published = TableArchive(job, loop)
-        self._events = TableEvents(job, loop)
-        self._watch = TableProgress(
+        self._task_job = job.for_tasks()
+        self._edges = StreamEdges(job, tails)
+        self._archive = TableArchive(job, now)
+        self._events = TableEvents(job)
+        self._progress = TableProgress(
             job.table, job.stream, job.destinations, now, job.dead_letters.location
         )
-        self._now = now
-        self._woken = threading.Event()
-        self._scratch = scratch
-        self._backoff = backoff or Backoff()
-        self._rng = random.Random()  # noqa: S311 - only for pauses
-        self._stopping = threading.Event()
+        self._log = CommitLog(job.table)
+        self._failures = TableFailures(job, self._progress, backoff)
         self._requests = SnapshotRequests()
-        #: Why the server could not be reached when the table was to stop.
-        self._unreachable: StreamfoldError | None = None
-        #: The last logged failure, and its time.
-        self._logged: tuple[str, float] = ("", 0.0)
-        self._thread: threading.Thread | None = None
-        self._server: ServerWatch | None = None
-        #: Held while the thread is set, and by work that requires that it is not.
-        self._beginning = threading.Lock()
+        self._jobs: TableJobs | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._read = ReadPosition(TransactionWait(job.transactions))
+        #: Where the table starts; None with an archive.
+        self._start: StreamStart | None = None
+        #: Whether records were taken in since the archive was opened.
+        self._progressed = False
+        #: Whether the archive is open and ends where `_read` starts.
+        self._is_open = False
+        #: Whether the table follows its stream, so that `look` reports its server.
+        self._is_following = False
+        self._is_unreachable = False
+        #: The unread records that the status describes: the first one, and the tail.
+        self._noted: tuple[int, int] | None = None
+        #: When the table was last known to be this writer's.
+        self._owned_at = 0.0
 
-    def check(self) -> None:
-        """Check that destinations and server answer before Spark starts; the status shows errors."""
+    # For any thread
+
+    def status(self) -> TableStatus:
+        jobs = self._jobs
+        spark = jobs.counts(self.job.table) if jobs else SparkCounts()
+        status = self._progress.status(self._events.errors, spark)
+        # An empty table is published without Spark, but not ready before Spark is.
+        is_ready = status.ready and jobs is not None and jobs.has_served
+        return msgspec.structs.replace(status, ready=is_ready)
+
+    def request_snapshot(self) -> Request:
+        """Request a base as soon as the table runs; ConflictError if it never will."""
+        request = self._requests.add()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._woken.set)
+        return request
+
+    # For the loop
+
+    async def check(self) -> None:
+        """Check destinations and server before Spark starts; the status shows errors."""
         try:
-            self._published.check()
-            self._watch.note_tail(StreamEdges(self.job).tail())
-        except StreamfoldError as error:
-            failure: StreamfoldError | None = error
-        else:
-            failure = None
-        with self._beginning:
-            if self._thread is not None:
-                return  # the table's own thread reports it
-            if failure is not None:
-                self._note(failure, State.RETRYING)
-                return
-            self._watch.recover()
-            self._watch.enter(State.STARTING)
-
-    def start(self, spark: SparkSession) -> None:
-        stream = TableStream(spark, self.job, self._most_bytes)
-        pipeline = TablePipeline(spark, self.job, self._published, self._now, stream)
-        updates = ArchiveUpdates(
-            stream,
-            pipeline,
-            self._published,
-            self._events,
-            self._watch,
-            self._woken.set,
-            self._stopping,
-        )
-        self._server = server = self._server_watch(updates, stream)
-        with self._beginning:
-            self._thread = threading.Thread(
-                target=self._live, args=(updates, stream, server), name=self.name, daemon=True
-            )
-        server.start()
-        self._thread.start()
+            await self._archive.check()
+            self._progress.tail = await self._edges.tail()
+        except Exception as raised:
+            if self._jobs is None:
+                self._failures.note(self._failures.understood(raised))
+            return
+        if self._jobs is None:
+            self._progress.recover()
+            self._progress.enter(State.STARTING)
 
     def stop(self) -> None:
-        """Request a flush and the end; returns at once."""
+        """Have the table flush and end."""
         self._stopping.set()
         self._woken.set()
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for its end; returns whether it has ended."""
-        if self._thread is None:
-            return True
-        self._thread.join(timeout)
-        ended = not self._thread.is_alive()
-        if ended and self._server is not None:
-            self._server.close()
-        return ended
-
-    def status(self) -> TableStatus:
-        return self._watch.status(self._events.errors)
-
-    def request_snapshot(self) -> Request:
-        """Request a base, written as soon as the table runs; ConflictError if it never will."""
-        request = self._requests.add()
-        self._woken.set()
-        return request
-
-    def _live(self, updates: ArchiveUpdates, stream: TableStream, server: ServerWatch) -> None:
-        # A name for the jobs of this thread, to cancel them by; those of the query have their own.
-        stream.spark.sparkContext.setJobGroup(self.name, self.name)
+    async def run(self, jobs: TableJobs) -> None:
+        """Publish until stopped, then flush; ends early only after a permanent failure."""
+        self._jobs, self._loop = jobs, asyncio.get_running_loop()
         failures = 0
         while not self._stopping.is_set():
             try:
-                self._run(updates, stream, server)
+                await self.open(jobs)
+                await self._follow(jobs)
             except Exception as raised:
-                updates.close(failed=True)
-                failures = 1 if updates.progressed else failures + 1
-                error = self._understood(raised)
-                if not self._may_retry(error):
+                self._is_open = False
+                failures = 1 if self._progressed else failures + 1
+                if not self._failures.may_retry(error := self._failures.understood(raised)):
                     break
-                self._stopping.wait(self._pause(error, failures))
+                await _wait(self._stopping, self._failures.pause(error, failures))
         if not self.status().state.is_final:
-            self._finish(updates, server)
+            await self._finish(jobs)
         self._requests.close(self._refusal())
-        # The writer that took the table sends its events.
-        self._events.stop(deliver=self.status().state is not State.FENCED)
+        # The writer that has taken the table sends its events.
+        await self._events.stop(deliver=self.status().state is not State.FENCED)
 
-    def _run(self, updates: ArchiveUpdates, stream: TableStream, server: ServerWatch) -> None:
-        """Open the archive and follow the stream until stopped; raises what went wrong."""
-        updates.open()
-        self._events.start(self._published.primary)
-        self._watch.enter(State.RUNNING)
-        with server:
-            try:
-                self._follow(updates, stream)
-            finally:
-                updates.close()
-
-    def _follow(self, updates: ArchiveUpdates, stream: TableStream) -> None:
-        """Take in new records every interval, and serve requests meanwhile."""
-        due = time.monotonic()
-        while not self._stopping.is_set():
-            if time.monotonic() >= due:
-                if not updates.advance():
-                    self._catch_up(updates, stream)
-                    continue
-                due = max(due + self.job.interval.total_seconds(), time.monotonic())
-            self._serve(updates)
-            self._woken.wait(max(0.0, min(_LOOK, due - time.monotonic())))
-            self._woken.clear()
-
-    def _catch_up(self, updates: ArchiveUpdates, stream: TableStream) -> None:
-        """Take in a backlog by a query, and serve requests meanwhile."""
-        checkpoint = Path(tempfile.mkdtemp(prefix="query-", dir=self._scratch))
-        self._query = query = self._start_query(updates, stream, checkpoint)
+    async def look(self) -> None:
+        """Report how far the table is behind, even if it is stuck or stopped while its stream grows."""
         try:
-            while query.isActive and not self._stopping.is_set() and updates.failure is None:
-                self._serve(updates)
-                self._woken.wait(_LOOK)
-                self._woken.clear()
-            if updates.failure is not None:
-                raise updates.failure
-            if not query.isActive and (error := query.exception()) is not None:
-                raise error
-        finally:
-            self._query = None
-            self._end(query)
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            tail: int | None = await self._edges.tail()
+        except Exception as raised:
+            tail, error = None, self._failures.understood(raised)
+            if self._is_following and isinstance(error, ServerUnreachableError):
+                self._is_unreachable = True
+                self._failures.note(error)
+            if self._stopping.is_set() and self._jobs is not None:
+                # Spark would repeat a job that reads from a silent server.
+                await asyncio.to_thread(self._jobs.cancel, self.job.table)
+        else:
+            if self._is_following and self._is_unreachable:
+                self._is_unreachable = False
+                self._progress.recover()
+                self._progress.enter(State.RUNNING)
+        await self._note_tail(tail)
 
-    def _start_query(
-        self, updates: ArchiveUpdates, stream: TableStream, checkpoint: Path
-    ) -> StreamingQuery:
-        """Start the query; one table at a time, because Spark limits how long its process may take."""
-        with self._starting:
-            query = stream.follow(
-                updates.position, updates.process_batch, name=self.name, checkpoint=checkpoint
-            )
-            while query.isActive and query.status["message"].startswith(_INITIALIZING):
-                if self._stopping.wait(_START_LOOK):
-                    break
-            return query
+    async def open(self, jobs: TableJobs) -> None:
+        """Open the archive as stored, and commit what an earlier attempt has written."""
+        await self._reopen(jobs)
+        await self._begin_empty()
+        self._adopt()
+        await self._publish_delta()  # the process may have ended before it wrote the last version
+        start, tail = self._next, await self._tail()
+        await self._note_tail(tail)
+        self._progress.caught_up = tail <= start
+        if tail <= start:
+            self._progress.recover()
+        self._log.follows(self.job.stream, start, tail)
 
-    def _server_watch(self, updates: ArchiveUpdates, stream: TableStream) -> ServerWatch:
-        """Return the watch of the server; a stop does not wait for one that does not answer."""
+    async def advance(self, jobs: TableJobs, force: str | None = None) -> bool:
+        """Take in what the stream holds now, up to the last complete transaction.
 
-        def give_up(error: StreamfoldError) -> None:
-            self._unreachable = error
-            stream.spark.sparkContext.cancelJobGroup(self.name)
-            if (query := self._query) is not None:
-                self._end(query)
+        Returns whether the last records became a base, whose reason is `force`.
+        """
+        tail, is_based = await self._tail(), False
+        self._check_length(tail)
+        while (start := self._next) < tail:
+            end = min(tail, start + self.job.max_records)
+            if end < tail:
+                self._progress.caught_up = False
+            epoch = self._archive.epoch
+            await self._take(jobs, TableWork(self._state(), start, end), tail, force)
+            is_based = self._next >= tail and self._archive.epoch > epoch
+            if self._next <= start:
+                break  # the rest belongs to an open transaction
+        self._progress.caught_up = True
+        return is_based
 
-        return ServerWatch(
-            stream,
-            self._stopping,
-            on_tail=updates.note_tail,
-            report=self._report,
-            give_up=give_up,
-        )
-
-    def _report(self, unreachable: StreamfoldError | None) -> None:
-        if unreachable is not None:
-            self._note(unreachable, State.RETRYING)
+    async def release(self, jobs: TableJobs) -> None:
+        """Take in an open transaction, although its end has not arrived."""
+        read, now = self._read, time.monotonic()
+        if read.held_from is None or read.seen is None:
             return
-        self._watch.recover()
-        self._watch.enter(State.RUNNING)
+        before = replace(read, wait=TransactionWait(self.job.transactions), seen=read.held_from - 1)
+        is_cut = not read.wait.is_complete(now)
+        state = replace(self._state(), read=before, releases=True, cuts=is_cut)
+        await self._take(jobs, TableWork(state, read.held_from, read.seen + 1), read.seen + 1, None)
 
-    def _end(self, query: StreamingQuery) -> None:
+    async def rebase(self, jobs: TableJobs, reason: str) -> None:
+        """Fold the archive into a new base."""
+        await self._count(lambda: self._archive.rebase(reason, self._folding(jobs)))
+
+    async def flush(self, jobs: TableJobs) -> None:
+        """Take in what the stream holds now, up to the last complete transaction."""
+        if not self._is_open:
+            await self._reopen(jobs)
+        await self.advance(jobs)
+
+    async def _reopen(self, jobs: TableJobs) -> None:
+        """Open the archive, forget what was read after it, and check that its stream is the same."""
+        self._is_open = self._progressed = False
+        await self._archive.open()
+        self._read = ReadPosition(TransactionWait(self.job.transactions))
+        if self._archive.head is not None:
+            # Before the status shows the head, up to which `publish` trims the stream.
+            self._check_length(await self._tail())
+            if record := last_record(self._archive.manifest, self.job):
+                await self._edges.check_last_record(record)
+        else:
+            self._start = await self._edges.start()
+            self._progress.start = self._start.seq_num
+        await self._count(lambda: self._archive.resume(self._folding(jobs)))
+        self._owned_at = time.monotonic()
+        self._is_open = True
+
+    async def _follow(self, jobs: TableJobs) -> None:
+        """Take in new records every interval, and do what else is due."""
+        self._events.start(self._archive.primary)
+        self._progress.enter(State.RUNNING)
+        clock, interval = asyncio.get_running_loop().time, self.job.interval.total_seconds()
+        due, self._is_following = clock(), True
         try:
-            query.stop()
-        except (PySparkException, Py4JJavaError) as error:
-            # It ends when its server answers or times out; its batches do nothing any more.
-            logger.debug("table %s: the query has not ended in time: %s", self.job.table, error)
+            while not self._stopping.is_set():
+                if clock() >= due:
+                    await self.advance(jobs)
+                    # Tables of one interval are due together, and share a batch.
+                    due = max((due // interval + 1) * interval, clock())
+                await self._serve(jobs)
+                await _wait(self._woken, min(_LOOK, due - clock()))
+                self._woken.clear()
+        finally:
+            self._is_following = self._is_unreachable = False
 
-    def _serve(self, updates: ArchiveUpdates) -> None:
+    async def _serve(self, jobs: TableJobs) -> None:
         """Do what is due besides new records."""
-        self._serve_requests(updates)
-        updates.release_if_due()
-        updates.rebase_if_due()
-        updates.check_owner_if_due()
+        await self._serve_requests(jobs)
+        now, last = time.monotonic(), -1 if self._read.seen is None else self._read.seen
+        wait = self._read.wait
+        is_over = wait.is_complete(now) or wait.is_cut(last, now)
+        if is_over and await self._tail() <= self._next:
+            await self.release(jobs)
+        if reason := self._archive.due():
+            await self.rebase(jobs, reason)
+        if now - self._owned_at >= OWNER_CHECK_SECONDS:
+            await self._archive.writer.check_owner()
+            self._owned_at = now
 
-    def _serve_requests(self, updates: ArchiveUpdates) -> None:
+    async def _serve_requests(self, jobs: TableJobs) -> None:
+        """Write a base with everything that the stream holds now, if one is requested.
+
+        Writes none while all records belong to an open transaction and no base exists.
+        """
         if not self._requests.begin():
             return
-        try:
-            updates.rebase_on_request()
-        except BaseException:
-            self._requests.give_up()
-            raise
-        base = self.status().last_base
-        if base is not None and updates.failure is None:
+        is_based = await self.advance(jobs, REQUESTED)
+        if not is_based and self._archive.manifest is not None:
+            await self.rebase(jobs, REQUESTED)
+        if (base := self.status().last_base) is not None:
             self._requests.answer(base)
-        else:
-            self._requests.give_up()
 
-    def _finish(self, updates: ArchiveUpdates, server: ServerWatch) -> None:
-        """Write the last diff; what cannot be written now is left to the next run."""
+    async def _take(self, jobs: TableJobs, work: TableWork, tail: int, force: str | None) -> None:
+        """Take in and commit records; skips unfit ones if a later record empties the table."""
+
+        async def take() -> Batch | None:
+            intake = await jobs.take_in(work, tail)
+            self._read = intake.read
+            is_last = intake.read.seen is not None and intake.read.seen + 1 >= tail
+            await self._archive.commit(intake, self._folding(jobs), force if is_last else None)
+            return intake.batch
+
         try:
-            if self._unreachable is not None:
-                raise self._unreachable
-            self._events.start(self._published.primary)
-            with server:
-                updates.flush()
+            await self._count(take)
+        except ValuesIncompatibleError as error:
+            await self._skip_to_truncate(jobs, error)
+
+    async def _skip_to_truncate(self, jobs: TableJobs, error: ValuesIncompatibleError) -> None:
+        """Continue at the next record that empties the table, such as the start of a repeated copy.
+
+        Raises the error if there is none, or if the search holds up a stop; the next run searches
+        again.
+        """
+        began, start, tail = time.monotonic(), error.seq_num + 1, await self._edges.tail()
+        truncate: int | None = None
+        while truncate is None and start < tail:
+            if self._stopping.is_set() and time.monotonic() - began >= STOP_SEARCH_SECONDS:
+                break
+            end = min(tail, start + min(self.job.max_records, _SEARCH_RECORDS))
+            truncate = await jobs.first_truncate(TableWork(self._state(), start, end))
+            start = end
+        if truncate is None:
+            raise error
+        logger.warning(
+            "table %s: record %d does not fit the table, and record %d empties it: those before it "
+            "are skipped (%s)",
+            self.job.table, error.seq_num, truncate, "; ".join(error.problems),
+        )  # fmt: skip
+        self._read = replace(
+            self._read,
+            wait=TransactionWait(self.job.transactions),
+            seen=truncate - 1,
+            skipped=truncate - 1,
+        )
+
+    async def _count(self, work: Callable[[], Awaitable[Batch | None]]) -> None:
+        """Do `work`, and count and log what it took in and committed."""
+        began, before, epoch = time.monotonic(), self._archive.manifest, self._archive.epoch
+        batch = await work()
+        seconds = time.monotonic() - began
+        after = self._archive.manifest
+        self._log.committed(before, after, seconds)
+        if batch is not None:
+            self._progressed = True
+            self._progress.take(batch, seconds, self._read.held_from)
+            self._log.warn(batch, self.job.dead_letters.location)
+            self._log.took(batch.seen, batch.records / seconds if seconds > 0 else 0.0)
+        if batch is not None or after is not before:
+            self._progress.recover()
+        if after is not before:
+            self._owned_at = time.monotonic()
+        self._adopt()
+        self._events.wake()
+        if self._archive.epoch > epoch:
+            await self._publish_delta()
+            await self._collect()
+            await asyncio.to_thread(trim_memory)  # of request threads
+
+    async def _publish_delta(self) -> None:
+        """Write versions for committed bases; a failure does not affect the archive."""
+        for uri, error in (await self._archive.publish_delta()).items():
+            self._progress.count(delta_errors=1)
+            logger.warning(
+                "table %s: the Delta log in %s was not written, the next base tries again: %s",
+                self.job.table, uri, error.message,
+            )  # fmt: skip
+
+    async def _collect(self) -> None:
+        try:
+            await self._archive.collect()
+        except StreamfoldError as error:
+            # The commit succeeded, and the next base collects again.
+            if error.destination is not None:
+                self._progress.count_destination_error(error.destination)
+            logger.warning(
+                "table %s: old files were not deleted: %s", self.job.table, error.message
+            )
+
+    async def _begin_empty(self) -> None:
+        """Publish a table whose stream is still empty; undeclared columns are learned later."""
+        if self._archive.manifest is not None or self._start is None:
+            return
+        start = self._start.seq_num
+        if await self._tail() > start:
+            return
+        began = time.monotonic()
+        timestamp = await self._edges.timestamp(start - 1) if start else None
+        incomplete = self._state().incomplete_before()
+        await self._archive.begin_empty(start - 1, FIRST, incomplete, timestamp)
+        self._log.committed(None, self._archive.manifest, time.monotonic() - began)
+
+    async def _finish(self, jobs: TableJobs) -> None:
+        """Write the last diff, or leave it to the next run."""
+        try:
+            await self.flush(jobs)
+            self._events.start(self._archive.primary)
         except Exception as raised:
-            error = self._unreachable or self._understood(raised)
-            self._watch.fail(error, State.STOPPED)
+            error = self._failures.understood(raised)
+            self._progress.fail(error, State.STOPPED)
             logger.error("table %s: the last flush failed: %s", self.job.table, error.message)
         else:
-            self._watch.enter(State.CLOSED)
+            self._progress.enter(State.CLOSED)
 
-    def _understood(self, raised: Exception) -> StreamfoldError:
-        """Translate an error to the terms of the configuration."""
-        return in_terms_of_tables(error_from_spark(raised), self.job.source["endpoint"])
+    async def _tail(self) -> int:
+        """Return the tail of the stream, and show it in the status."""
+        try:
+            tail = await self._edges.tail()
+        except StreamMissingError as error:
+            if self._archive.head is None:
+                raise
+            raise ChangesLostError.missing(error.stream) from None
+        self._progress.tail = tail
+        return tail
 
-    def _may_retry(self, error: StreamfoldError) -> bool:
-        """Record a failure; returns whether a retry may help."""
-        if is_retryable(error):
-            self._note(error, State.RETRYING)
-            return True
-        fenced = isinstance(error, WriterFencedError)
-        self._watch.fail(error, State.FENCED if fenced else State.STOPPED)
-        logger.error("table %s stops: %s (%s)", self.job.table, error.message, error.code)
-        return False
+    async def _note_tail(self, tail: int | None) -> None:
+        """Report how far the table is behind its stream; None for an unknown tail."""
+        self._progress.tail = tail
+        unread = self._progress.unread_range()
+        if unread is not None and unread != self._noted:
+            self._progress.unread = await self._edges.unread(*unread)
+            self._noted = unread
 
-    def _note(self, error: StreamfoldError, state: State) -> None:
-        """Record a transient failure; the same one is logged again only after some seconds."""
-        if isinstance(error, ServerUnreachableError):
-            self._watch.note_tail(None)
-        self._watch.fail(error, state)
-        message, at = self._logged
-        now = time.monotonic()
-        if error.message != message or now - at >= _REPEAT:
-            logger.warning("table %s: %s; retrying", self.job.table, error.message)
-            self._logged = error.message, now
+    def _check_length(self, tail: int) -> None:
+        """Raise if the stream ends before the next record, because it was created anew."""
+        if tail < self._next:
+            raise ChangesLostError.shortened(self.job.stream, tail, self._next)
 
-    def _pause(self, error: StreamfoldError, failures: int) -> float:
-        pause = self._backoff.pause(failures, self._rng)
-        unreachable = isinstance(error, ServerUnreachableError)
-        return min(pause, _UNREACHABLE_PAUSE) if unreachable else pause
+    @property
+    def _next(self) -> int:
+        """The first record that is not taken in yet."""
+        ends = [at for at in (self._read.seen, self._archive.head) if at is not None]
+        if ends:
+            return max(ends) + 1
+        return self._start.seq_num if self._start else 0
+
+    def _state(self) -> TableState:
+        manifest = self._archive.manifest
+        return TableState(
+            self._task_job,
+            self._archive.writer.schema,
+            self._read,
+            time.monotonic(),
+            without_chain(manifest) if manifest else None,
+            None if manifest else self._start,
+        )
+
+    def _folding(self, jobs: TableJobs) -> Callable[[FoldStep], Awaitable[list[WrittenPart]]]:
+        return lambda step: jobs.fold(self.job, step)
+
+    def _adopt(self) -> None:
+        self._progress.adopt(self._archive.manifest, self._archive.lagging)
 
     def _refusal(self) -> ConflictError:
         status = self.status()
@@ -396,3 +478,10 @@ class TableWriter:
         return ConflictError(
             f"the writer of table {self.job.table!r} is {status.state}{why}: start it again"
         )
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, at most so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive.buckets import bucket_numbers
+from streamfold.archive.errors import SchemaIncompatibleError
 from streamfold.archive.schema import TableSchema
 from streamfold.snapshotter.decoding.decoder import DEAD_LETTERS, ChangeDecoder, Decoded
 from streamfold.snapshotter.source_positions import SourceSpan
@@ -21,12 +22,14 @@ from streamfold.snapshotter.transactions import CLOSED, SILENT, Tail
 
 #: Reason of the dead letter of a record that is to be skipped.
 _SKIPPED = "dead_letters.records names it"
+#: Records from which a table's columns are learned.
+SAMPLE = 10_000
 
 
 class DecodeReport(msgspec.Struct, frozen=True):
-    """What one task found in a run of records; small, whatever the run.
+    """What a run of records holds; small, however long the run.
 
-    A batch of records is one run; or two, if it ends in a transaction that starts in it.
+    A batch of records is one run, or two if it ends in a transaction that starts in it.
     """
 
     first: int
@@ -39,13 +42,13 @@ class DecodeReport(msgspec.Struct, frozen=True):
     size_bytes: int
     #: The last record that empties the table, -1 without one.
     truncated_at: int
-    #: Timestamp of the last record, in milliseconds.
+    #: Milliseconds of the last record.
     timestamp: int
     #: The columns that these records show.
     schema: bytes | None = None
     #: The transaction that they end in.
     tail: Tail = SILENT
-    #: The commits of the source that they are from.
+    #: The source commits that they are from.
     source: SourceSpan | None = None
     #: The first dead letter: its record, and the reason.
     letter: tuple[int, str] | None = None
@@ -58,7 +61,7 @@ class DecodeReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """What every task of the step needs; pickled with it."""
+    """What all tasks of the step need; pickled."""
 
     decoder: ChangeDecoder
     schema: TableSchema
@@ -74,9 +77,16 @@ class DecodeStep:
 
 @task
 def decode(batches: Batches, step: DecodeStep) -> Iterator[TaskResult]:
-    """Yield a report for each run of records, and its changes by bucket.
+    """Yield a report for each run of records, and its changes by bucket, as bytes."""
+    for result in decode_records(batches, step):
+        is_report = result.bucket == REPORT
+        yield result if is_report else result._replace(payload=pack(result.payload))
 
-    Results carry the first record of their run, so those of an open transaction can be left out.
+
+def decode_records(batches: Batches, step: DecodeStep) -> Iterator[TaskResult]:
+    """Yield a report for each run of records, and its changes by bucket, as tables.
+
+    Results carry the first record of their run, so that those of an open transaction can be left out.
     """
     for batch in batches:
         fresh = batch.filter(pc.greater(batch.column("seq_num"), step.head))
@@ -84,53 +94,87 @@ def decode(batches: Batches, step: DecodeStep) -> Iterator[TaskResult]:
             yield from _decode(fresh, step)
 
 
-def without(records: pa.Table, skipped: Sequence[int]) -> pa.Table:
-    """Return the records that are not to be skipped."""
-    return records.filter(pc.invert(_chosen(records, skipped))) if skipped else records
+@task
+def learn(batches: Batches, step: DecodeStep) -> Iterator[TaskResult]:
+    """Yield one result, the columns of the step with those that the first records show, as JSON."""
+    yield TaskResult(REPORT, 0, learned_schema(batches, step).canonical_json)
 
 
-def _chosen(records: pa.RecordBatch | pa.Table, skipped: Sequence[int]) -> Any:
+def learned_schema(batches: Batches, step: DecodeStep) -> TableSchema:
+    """Return the columns of the step with those that the first records show."""
+    sample, count = [], 0
+    for batch in batches:
+        used = pc.greater(batch["seq_num"].cast(pa.int64()), step.head)
+        sample.append(batch.filter(pc.and_not(used, _is_skipped(batch, step))))
+        count += len(sample[-1])
+        if count >= SAMPLE:
+            break
+    if not count:
+        return step.schema
+    records = pa.Table.from_batches(sample).slice(0, SAMPLE)
+    return step.decoder.decode(records, step.schema).schema or step.schema
+
+
+@task
+def find_truncate(batches: Batches, decoder: ChangeDecoder) -> Iterator[TaskResult]:
+    """Yield one result, the first record that empties the table; none if none does."""
+    for records in batches:
+        for decoded in _decoded_alone(records, decoder):
+            changes = decoded.changes
+            truncates = changes["seq_num"].filter(pc.equal(changes["op"], "truncate"))
+            if len(truncates):
+                yield TaskResult(REPORT, truncates[0].as_py(), b"")
+                return
+
+
+def _decoded_alone(records: pa.RecordBatch, decoder: ChangeDecoder) -> Iterator[Decoded]:
+    """Decode records that need not fit the table so far."""
+    try:
+        yield decoder.decode(records, None)
+    except SchemaIncompatibleError:
+        # Each record fits the columns that it shows.
+        for row in range(len(records)):
+            yield decoder.decode(records.slice(row, 1), None)
+
+
+def _is_skipped(records: pa.RecordBatch, step: DecodeStep) -> Any:
     seq_nums = records.column("seq_num").cast(pa.int64())
-    return pc.is_in(seq_nums, value_set=pa.array(skipped, pa.int64()))
+    return pc.is_in(seq_nums, value_set=pa.array(step.skipped, pa.int64()))
 
 
 def _decoded(records: pa.RecordBatch, step: DecodeStep) -> Decoded:
-    """Decode the records; those that are to be skipped become dead letters."""
-    chosen = _chosen(records, step.skipped)
-    if not (step.skipped and pc.any(chosen).as_py()):
+    """Decode the records; those to be skipped become dead letters."""
+    skipped = _is_skipped(records, step)
+    if not (step.skipped and pc.any(skipped).as_py()):
         return step.decoder.decode(records, step.schema)
-    decoded = step.decoder.decode(records.filter(pc.invert(chosen)), step.schema)
-    gone = records.filter(chosen)
+    decoded = step.decoder.decode(records.filter(pc.invert(skipped)), step.schema)
+    gone = records.filter(skipped)
     columns = [gone["seq_num"], pa.array([_SKIPPED] * len(gone)), gone["body"]]
     letters = pa.table(columns, names=DEAD_LETTERS.names).cast(DEAD_LETTERS)
     positions = decoded.positions
     if positions is not None:
-        positions = positions.at(np.flatnonzero(~chosen.to_numpy(zero_copy_only=False)))
+        positions = positions.at(np.flatnonzero(~skipped.to_numpy(zero_copy_only=False)))
     merged = pa.concat_tables([decoded.dead_letters, letters]).sort_by("seq_num")
     return replace(decoded, dead_letters=merged, positions=positions)
 
 
 def _decode(records: pa.RecordBatch, step: DecodeStep) -> Iterator[TaskResult]:
     decoded = _decoded(records, step)
-    letters = decoded.dead_letters.filter(
-        pc.greater(decoded.dead_letters["seq_num"], step.lettered)
-    )
-    if len(letters):
-        step.dead_letters.write(letters)
+    letters = decoded.dead_letters
+    if len(fresh := letters.filter(pc.greater(letters["seq_num"], step.lettered))):
+        step.dead_letters.write(fresh)
     start = 0
-    for run, found in _runs(records, decoded):
-        changes, truncated_at = _after_truncate(found.changes)
-        report = _report(run, found, changes, truncated_at)
+    for run, content in _runs(records, decoded):
+        changes, truncated_at = _after_truncate(content.changes)
+        report = _report(run, content, changes, truncated_at)
         if decoded.positions is not None:
             span = decoded.positions.span(start, start + len(run), report.timestamp)
             report = msgspec.structs.replace(report, source=span)
-        if decoded.declares:
-            report = msgspec.structs.replace(report, declares=True)
         start += len(run)
         yield TaskResult(REPORT, report.first, msgspec.json.encode(report))
-        if found.schema is not None:
-            for bucket, part in _by_bucket(changes, found.schema, step.buckets):
-                yield TaskResult(bucket, report.first, pack(part))
+        if content.schema is not None:
+            for bucket, part in _by_bucket(changes, content.schema, step.buckets):
+                yield TaskResult(bucket, report.first, part)
 
 
 def _runs(records: pa.RecordBatch, decoded: Decoded) -> Iterator[tuple[pa.RecordBatch, Decoded]]:
@@ -143,50 +187,46 @@ def _runs(records: pa.RecordBatch, decoded: Decoded) -> Iterator[tuple[pa.Record
     changes, letters = decoded.changes, decoded.dead_letters
     at = int(np.searchsorted(changes["seq_num"].to_numpy(), tail.since))
     dead = int(np.searchsorted(letters["seq_num"].to_numpy(), tail.since))
-    telling = len(pc.unique(changes["seq_num"].slice(0, at)))
-    ignored = edge - telling - dead
-    before = SILENT if tail.joins else CLOSED
-    yield (
-        records.slice(0, edge),
-        Decoded(changes.slice(0, at), letters.slice(0, dead), decoded.schema, ignored, before),
+    ignored = edge - len(pc.unique(changes["seq_num"].slice(0, at))) - dead
+    before = replace(
+        decoded,
+        changes=changes.slice(0, at),
+        dead_letters=letters.slice(0, dead),
+        ignored=ignored,
+        tail=SILENT if tail.joins else CLOSED,
     )
-    yield (
-        records.slice(edge),
-        replace(
-            decoded,
-            changes=changes.slice(at),
-            dead_letters=letters.slice(dead),
-            ignored=decoded.ignored - ignored,
-        ),
+    after = replace(
+        decoded,
+        changes=changes.slice(at),
+        dead_letters=letters.slice(dead),
+        ignored=decoded.ignored - ignored,
     )
+    yield records.slice(0, edge), before
+    yield records.slice(edge), after
 
 
 def _report(
     records: pa.RecordBatch, decoded: Decoded, changes: pa.Table, truncated_at: int
 ) -> DecodeReport:
-    seq_nums = records.column("seq_num")
-    times = records.column("timestamp")
-    moment = times[len(times) - 1].cast(pa.int64()).as_py()
+    seq_nums, letters = records.column("seq_num"), decoded.dead_letters
+    time = records.column("timestamp")[-1].cast(pa.int64()).as_py()
     return DecodeReport(
         first=seq_nums[0].as_py(),
-        last=seq_nums[len(seq_nums) - 1].as_py(),
+        last=seq_nums[-1].as_py(),
         records=len(records),
         changes=len(decoded.changes),
         ignored=decoded.ignored,
-        dead=len(decoded.dead_letters),
+        dead=len(letters),
         size_bytes=changes.nbytes,
         truncated_at=truncated_at,
-        timestamp=(moment or 0) // 1000,
+        timestamp=(time or 0) // 1000,
         schema=decoded.schema.canonical_json if decoded.schema else None,
         tail=decoded.tail,
-        letter=_first_letter(decoded.dead_letters),
+        letter=(letters["seq_num"][0].as_py(), letters["reason"][0].as_py())
+        if len(letters)
+        else None,
+        declares=decoded.declares,
     )
-
-
-def _first_letter(letters: pa.Table) -> tuple[int, str] | None:
-    if not len(letters):
-        return None
-    return letters["seq_num"][0].as_py(), letters["reason"][0].as_py()
 
 
 def _after_truncate(changes: pa.Table) -> tuple[pa.Table, int]:

@@ -1,0 +1,176 @@
+"""Records on their way into an archive, and the changes that they decode to.
+
+One task holds the records of a small range; a backlog is spread over tasks, see `backlog`. Both decode
+and write with the same functions, so the archive does not depend on which of them did the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from streamfold.archive.schema import TableSchema
+from streamfold.archive.write.artifacts import WrittenPart
+from streamfold.errors import NotFoundError, StreamfoldError
+from streamfold.snapshotter.spark.errors_from_spark import StreamMissingError
+from streamfold.snapshotter.spark.tasks.decode import (
+    DecodeReport,
+    DecodeStep,
+    decode_records,
+    learned_schema,
+)
+from streamfold.snapshotter.spark.tasks.net import NetStep, write_buckets
+from streamfold.snapshotter.spark.tasks.results import (
+    REPORT,
+    TaskResult,
+    raise_task_errors,
+    written_parts,
+)
+from streamfold.spark.stream.client import Endpoint, answer_timeout
+from streamfold.spark.stream.range_reads import Range, Wanted, read_range
+from streamfold.spark.stream.rows import arrow_schema, record_batch
+
+#: Bytes of records that one task holds for one table; decoded changes take several times as much.
+TASK_BYTES = 32 << 20
+#: What decoders get.
+_SCHEMA = arrow_schema(("seq_num", "timestamp", "headers", "body"))
+
+
+class RangeTooLargeError(StreamfoldError):
+    """One task cannot hold the records: they have to be spread over several."""
+
+    code = "range_too_large"
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOrder:
+    """Which parts to write of decoded changes."""
+
+    step: NetStep
+    #: Buckets of the artifact; a divisor of those that the changes were decoded into.
+    count: int
+    #: Buckets that get a part even without changes.
+    needed: range
+    #: The first record whose changes are left out.
+    edge: int
+    changes: int
+
+
+class DecodedChanges(Protocol):
+    """Task results of decoded records."""
+
+    def reports(self) -> list[DecodeReport]:
+        """Return the reports in the order of the stream; raises the error of a failed task."""
+        ...
+
+    def after(self, earlier: Any) -> DecodedChanges:
+        """Return these results with those of earlier records, decoded in the same way."""
+        ...
+
+    def write(self, order: PartsOrder) -> list[WrittenPart]:
+        """Write the net changes of each bucket as one part."""
+        ...
+
+
+class Arrivals(Protocol):
+    """Records of a stream without gaps."""
+
+    def learned(self, step: DecodeStep) -> TableSchema:
+        """Return the columns of the step with those that the first records show."""
+        ...
+
+    def earlier(self, start: int, end: int) -> Arrivals:
+        """Return records before these; RangeTooLargeError if they do not fit."""
+        ...
+
+    def decoded(self, step: DecodeStep) -> AbstractContextManager[Any]:
+        """Return a context manager that yields `DecodedChanges`, valid inside its block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecords:
+    """Records that a task holds."""
+
+    endpoint: Endpoint
+    stream: str
+    batches: Sequence[pa.RecordBatch]
+
+    def learned(self, step: DecodeStep) -> TableSchema:
+        return learned_schema(self.batches, step)
+
+    def earlier(self, start: int, end: int) -> TaskRecords:
+        return replace(self, batches=read_whole(self.endpoint, Range(self.stream, start, end)))
+
+    @contextmanager
+    def decoded(self, step: DecodeStep) -> Iterator[TaskChanges]:
+        yield TaskChanges(tuple(decode_records(self.batches, step)))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChanges:
+    """Decoded changes that a task holds."""
+
+    results: tuple[TaskResult, ...]
+
+    def reports(self) -> list[DecodeReport]:
+        return decode_reports([result for result in self.results if result.bucket == REPORT])
+
+    def after(self, earlier: TaskChanges) -> TaskChanges:
+        return TaskChanges((*earlier.results, *self.results))
+
+    def write(self, order: PartsOrder) -> list[WrittenPart]:
+        results = [
+            result._replace(bucket=result.bucket % order.count)
+            for result in self.results
+            if result.bucket >= 0 and result.seq_num < order.edge
+        ]
+        results += [TaskResult(bucket, -1, None) for bucket in order.needed]
+        results.sort(key=lambda result: (result.bucket, result.seq_num))
+        return written_parts(list(write_buckets(results, order.step)))
+
+
+def record_batches(endpoint: Endpoint, records: Range) -> Iterator[pa.RecordBatch]:
+    """Read the whole range, a few megabytes at a time."""
+    try:
+        for columns in read_range(endpoint, records, Wanted(), io_timeout=answer_timeout(endpoint)):
+            yield record_batch(records.stream, columns, _SCHEMA)
+    except NotFoundError:
+        # It was just deleted: the next look at its tail tells whether the table waits or stops.
+        raise StreamMissingError(records.stream, endpoint.basin, endpoint.origin) from None
+
+
+def read_records(
+    endpoint: Endpoint, records: Range, most_bytes: int = TASK_BYTES
+) -> list[pa.RecordBatch]:
+    """Read the beginning of the range, up to about `most_bytes`."""
+    batches, size = [], 0
+    for batch in record_batches(endpoint, records):
+        batches.append(batch)
+        size += batch.nbytes
+        if size > most_bytes:
+            break
+    return batches
+
+
+def read_whole(endpoint: Endpoint, records: Range) -> list[pa.RecordBatch]:
+    """Read the whole range; RangeTooLargeError if one task cannot hold it."""
+    batches = read_records(endpoint, records)
+    if sum(map(len, batches)) < len(records):
+        raise RangeTooLargeError(
+            f"records {records.start} to {records.end - 1} of stream {records.stream!r} exceed "
+            f"{TASK_BYTES} bytes"
+        )
+    return batches
+
+
+def decode_reports(rows: Sequence[Any]) -> list[DecodeReport]:
+    """Return the reports of tasks in order; raises the error of a failed task."""
+    raise_task_errors(rows)
+    reports = [msgspec.json.decode(bytes(row.payload), type=DecodeReport) for row in rows]
+    return sorted(reports, key=lambda report: report.first)

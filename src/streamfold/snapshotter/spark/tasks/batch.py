@@ -1,0 +1,243 @@
+"""One task of the permanent query: small ranges of several tables, taken in independently.
+
+A table that fails, or waits for its server or destination, does not affect the others of the task: its
+result is an error, and whatever it does later has no effect.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+
+from streamfold.archive.manifest.model import Manifest
+from streamfold.errors import NotFoundError, RetryLaterError, StreamfoldError
+from streamfold.snapshotter.spark.errors_from_spark import StreamMissingError, error_from_spark
+from streamfold.snapshotter.spark.table_job import TableJob
+from streamfold.snapshotter.spark.tasks.arrivals import (
+    TASK_BYTES,
+    TaskRecords,
+    read_records,
+    read_whole,
+)
+from streamfold.snapshotter.spark.tasks.intake import Intake, TableState, take_in
+from streamfold.snapshotter.spark.tasks.results import (
+    FAILURE,
+    Batches,
+    TaskResult,
+    result_batch,
+    return_memory,
+)
+from streamfold.spark.errors import StreamReplacedError
+from streamfold.spark.stream.client import ServerConnection, StreamCalls, answer_timeout
+from streamfold.spark.stream.range_reads import Range
+
+T = TypeVar("T")
+
+#: Records after which a worker returns memory; for fewer, that costs more than it is worth.
+MANY_RECORDS = 10_000
+#: Tables that a task works on at once, in threads.
+_AT_ONCE = 4
+#: Seconds without a result after which a task gives up on the tables that it works on: while it gets
+#: no processor time, and while it computes.
+STALL_SECONDS, STALL_SECONDS_BUSY = 3.0, 20.0
+#: Seconds between two looks at the processor time, and what counts as none.
+_LOOK, _NO_WORK = 0.5, 0.005
+
+
+class TableSlowError(RetryLaterError):
+    """A table held up a task of several: it continues in jobs of its own."""
+
+    code = "table_slow"
+
+
+def last_record(manifest: Manifest | None, job: TableJob) -> tuple[int, int] | None:
+    """Return the last record in the archive and its timestamp; None if either is unknown."""
+    source = manifest.source if manifest else None
+    if manifest is None or source is None or source.timestamp is None:
+        return None
+    head = job.layout.seq_num(manifest.head_position)
+    is_known = head >= 0 and str(head + 1) in source.offsets.values()
+    return (head, source.timestamp) if is_known else None
+
+
+def check_last_record(streams: StreamCalls, stream: str, record: tuple[int, int]) -> None:
+    """Raise if the archive's last record is now a different one: its stream was created anew.
+
+    That includes a stream of another name, unless it is a copy with the same records. A trimmed record
+    proves nothing; then only the length of the stream is checked.
+    """
+    seq_num, timestamp = record
+    shown = streams.timestamp(stream, seq_num)
+    if shown not in (None, timestamp):
+        raise StreamReplacedError(stream, seq_num, timestamp, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class TableWork:
+    """A table and the records to take into it."""
+
+    state: TableState
+    start: int
+    end: int
+
+    @property
+    def table(self) -> str:
+        return self.state.job.table
+
+    @property
+    def records(self) -> Range:
+        return Range(self.state.job.stream, self.start, self.end)
+
+    @property
+    def text(self) -> str:
+        """The table and the range, for people."""
+        return f"{self.table} [{self.start}, {self.end})"
+
+    def read(self, most_bytes: int = TASK_BYTES) -> list[pa.RecordBatch]:
+        """Read the records, if the stream is still the one that the archive was made from.
+
+        Leaves what exceeds `most_bytes` to the next batch, unless a transaction would end there:
+        RangeTooLargeError then.
+        """
+        self.check_stream()
+        endpoint = self.state.job.endpoint
+        if self.state.releases:
+            return read_whole(endpoint, self.records)
+        return read_records(endpoint, self.records, most_bytes)
+
+    def check_stream(self) -> None:
+        """Raise if the stream is not the one that the archive was made from."""
+        job = self.state.job
+        endpoint, record = job.endpoint, last_record(self.state.manifest, job)
+        if record is None:
+            return
+        try:
+            with ServerConnection(endpoint, answer_timeout(endpoint)) as connection:
+                check_last_record(StreamCalls(connection), job.stream, record)
+        except NotFoundError:
+            raise StreamMissingError(job.stream, endpoint.basin, endpoint.origin) from None
+
+    def run(self, most_bytes: int = TASK_BYTES) -> Intake:
+        """Read and take in the records, as many as `read` returns."""
+        began, job = time.monotonic(), self.state.job
+        batches = self.read(most_bytes)
+        intake = take_in(TaskRecords(job.endpoint, job.stream, batches), self.state)
+        size = sum(batch.nbytes for batch in batches)
+        return replace(intake, seconds=time.monotonic() - began, size_bytes=size)
+
+    def pack(self) -> bytes:
+        """Return the work for a task: the state of a table with a long chain has a megabyte."""
+        return zlib.compress(pickle.dumps(self), 1)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> TableWork:
+        work: TableWork = pickle.loads(zlib.decompress(packed))  # noqa: S301 - our driver made it
+        return work
+
+
+def take_in_ranges(packed: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+    """Take in ranges of several tables; yields an `Intake` or an error for each."""
+    works = {work.table: work for work in map(TableWork.unpack, packed)}
+    share, records = TASK_BYTES // max(1, len(works)), 0
+    calls = {table: partial(work.run, share) for table, work in works.items()}
+    for table, result in _side_by_side(calls):
+        yield _result(table, result)
+        if isinstance(result, Intake) and result.batch:
+            records += result.batch.records
+    if records > MANY_RECORDS:
+        return_memory()
+
+
+def take_in_alone(batches: Batches, packed: bytes) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow` over one row: take in the records of one table, however long it takes."""
+    work = TableWork.unpack(packed)
+    for _ in batches:
+        try:
+            yield _result(work.table, work.run())
+        except Exception as error:
+            yield _result(work.table, error_from_spark(error))
+
+
+def _result(table: str, result: Intake | StreamfoldError) -> pa.RecordBatch:
+    if isinstance(result, StreamfoldError):
+        return result_batch(TaskResult(FAILURE, 0, pickle.dumps((table, result.to_wire()))))
+    rows = result.batch.records if result.batch else 0
+    return result_batch(TaskResult(0, rows, pickle.dumps((table, result))))
+
+
+def intakes(rows: Sequence[TaskResult]) -> dict[str, Intake | StreamfoldError]:
+    """Return the result of each table of a batch."""
+    results: dict[str, Intake | StreamfoldError] = {}
+    for row in rows:
+        table, content = pickle.loads(bytes(row.payload))  # noqa: S301 - our own tasks wrote it
+        results[table] = StreamfoldError.from_wire(content) if row.bucket == FAILURE else content
+    return results
+
+
+class _Stall:
+    """How long a task has waited for others; computing on a busy machine counts less."""
+
+    def __init__(self) -> None:
+        self._began = self._worked = time.monotonic()
+        self._used = time.process_time()
+
+    def is_over(self) -> bool:
+        now, used = time.monotonic(), time.process_time()
+        if used - self._used > _NO_WORK:
+            self._used, self._worked = used, now
+        return now - self._worked >= STALL_SECONDS or now - self._began >= STALL_SECONDS_BUSY
+
+
+def _side_by_side(
+    calls: Mapping[str, Callable[[], T]],
+) -> Iterator[tuple[str, T | StreamfoldError]]:
+    """Yield the result of each call as it ends; one that holds up the others becomes an error.
+
+    The threads are daemons: one that waits for silent storage does not keep its process alive.
+    """
+    done: queue.SimpleQueue[tuple[str, T | StreamfoldError]] = queue.SimpleQueue()
+    waiting, under_way = deque(calls.items()), set[str]()
+
+    def run() -> None:
+        while True:
+            try:
+                name, call = waiting.popleft()
+            except IndexError:
+                return
+            under_way.add(name)
+            try:
+                done.put((name, call()))
+            except Exception as error:
+                done.put((name, error_from_spark(error)))
+
+    def start() -> None:
+        for _ in range(min(_AT_ONCE, len(waiting))):
+            threading.Thread(target=run, name="tables of a task", daemon=True).start()
+
+    start()
+    left, stall = set(calls), _Stall()
+    while left:
+        try:
+            name, result = done.get(timeout=_LOOK)
+        except queue.Empty:
+            if stall.is_over():
+                for name in sorted(left & under_way):
+                    left.discard(name)
+                    yield name, TableSlowError(f"table {name!r} held up its batch")
+                start()  # in place of the threads that are stuck
+                stall = _Stall()
+            continue
+        if name in left:
+            left.discard(name)
+            stall = _Stall()
+            yield name, result
