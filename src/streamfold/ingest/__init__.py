@@ -1,8 +1,6 @@
 """Sources that fill streams: PostgreSQL tables, copied once and then followed, each change once."""
 
 from streamfold.ingest.errors import (
-    ForeignStreamError,
-    IngestFencedError,
     RowTooLargeError,
     SlotLostError,
     SourceUnavailableError,
@@ -13,7 +11,5 @@ __all__ = [
     "SourceUnusableError",
     "SourceUnavailableError",
     "SlotLostError",
-    "IngestFencedError",
-    "ForeignStreamError",
     "RowTooLargeError",
 ]

@@ -1,16 +1,14 @@
-"""What can be wrong with a source of changes, as errors; each names the way out.
+"""Errors of ingest. Each message names the way out.
 
 InvalidError
-├── SourceUnusableError         the database, a table or a publication is not set up for ingest
-├── ForeignStreamError          the stream has records that another program wrote
+├── SourceUnusableError         database, table or publication is not set up for ingest
 └── RowTooLargeError            a row is larger than a record may be
 ConflictError
-├── SlotLostError               changes are lost, because the slot is gone or was moved: copy again
-└── IngestFencedError           another ingester has taken over: stop
+└── SlotLostError               changes are lost, because the slot is gone or was moved: copy again
 RetryLaterError
 ├── SourceUnavailableError      the database does not answer, or the slot is in use
 │   └── SnapshotLostError       the first copy needs another snapshot
-└── CopyStaleError              a table has to be copied again, which the next session does
+└── CopyStaleError              the next session copies the table again
 """
 
 from __future__ import annotations
@@ -22,23 +20,13 @@ class SourceUnusableError(InvalidError):
     code = "source_unusable"
 
 
-class ForeignStreamError(InvalidError):
-    code = "stream_foreign"
-
-    def __init__(self, stream: str, seq_num: int) -> None:
-        super().__init__(
-            f"record {seq_num} of stream {stream!r} has no source position, so this ingester did not "
-            "write it: name another prefix for the streams, or delete this one"
-        )
-
-
 class RowTooLargeError(InvalidError):
     code = "row_too_large"
 
     def __init__(
         self, table: str, key: str, column: str, size: int, limit: int, *, copying: bool = False
     ) -> None:
-        # A change stays in the database's log, whatever becomes of the row.
+        # The change stays in the database's log even if the row is corrected.
         shorten = "shorten the value" + ("" if copying else ", and run once with --recopy")
         super().__init__(
             f"the row {key} of table {table} takes {size} bytes in a record, which may have {limit}, "
@@ -58,22 +46,12 @@ class SlotLostError(ConflictError):
         )
 
 
-class IngestFencedError(ConflictError):
-    code = "ingest_fenced"
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(
-            f"another ingester has taken over stream {stream!r}, so this one stops: run one ingester "
-            "for each slot"
-        )
-
-
 class SourceUnavailableError(RetryLaterError):
     code = "source_unavailable"
 
 
 class SnapshotLostError(SourceUnavailableError):
-    """The connection of a copy does not find the snapshot that another connection exported."""
+    """A copy's connection cannot find the snapshot that another connection exported."""
 
     def __init__(self, database: str) -> None:
         super().__init__(
@@ -83,7 +61,7 @@ class SnapshotLostError(SourceUnavailableError):
 
 
 class CopyStaleError(RetryLaterError):
-    """Rows that the stream has would look different now, or changes of them were not sent."""
+    """Rows in the stream are outdated, or some of their changes were not sent."""
 
     code = "copy_stale"
 

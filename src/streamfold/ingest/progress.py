@@ -1,4 +1,4 @@
-"""What an ingester reports of itself, also as Prometheus metrics."""
+"""An ingester's progress, also as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class TableProgress:
-    """How far a table is."""
+class IngestTableProgress:
+    """Progress of one table."""
 
     #: waiting, copying or following.
     state: str = "waiting"
-    #: Of the first copy; the estimate is the database's, -1 if it has none.
+    #: For the first copy. The estimate comes from the database and is -1 if unknown.
     rows_copied: int = 0
     rows_estimated: int = -1
     bytes_copied: int = 0
-    #: Unix seconds: when this process began to copy, and how many rows the stream had then.
+    #: When this process began to copy, in Unix seconds, and the rows that the stream had then.
     copy_began: float = 0.0
     copy_resumed_at: int = 0
     #: Since the process started.
@@ -31,29 +31,29 @@ class TableProgress:
         return (self.rows_copied - self.copy_resumed_at) / max(now - self.copy_began, 1e-3)
 
     def seconds_left(self, now: float) -> float | None:
-        """Return how long the copy will take; None if that is unknown."""
+        """Return the estimated seconds until the copy is complete, or None if unknown."""
         rate, left = self.rows_per_second(now), self.rows_estimated - self.rows_copied
         return left / rate if rate > 0 and left >= 0 else None
 
 
 @dataclass(slots=True)
 class IngestProgress:
-    """How far an ingester is."""
+    """Progress of an ingester."""
 
     #: starting, copying, following or retrying.
     state: str = "starting"
-    tables: dict[str, TableProgress] = field(default_factory=dict)
-    #: Position that was confirmed to the database.
+    tables: dict[str, IngestTableProgress] = field(default_factory=dict)
+    #: Position last confirmed to the database.
     confirmed: str = "0/0"
     #: Unix seconds of the newest commit in the streams.
     committed_at: float = 0.0
-    #: Unix seconds: when the streams last had everything that the database had sent.
+    #: When the streams last had everything that the database had sent, in Unix seconds.
     caught_up_at: float = field(default_factory=time.time)
-    #: Bytes of the database's log after what was confirmed, and that it keeps for this ingester.
+    #: Bytes of the database's log that are not confirmed, and that it retains for this ingester.
     lag_bytes: int = 0
     retained_bytes: int = 0
     sessions: int = 0
-    #: Sessions that ended with an error, and were begun again.
+    #: Sessions that failed and were started again.
     failures: int = 0
     last_error: str = ""
 
@@ -105,7 +105,7 @@ class ProgressCollector:
 
 
 def serve_metrics(progress: IngestProgress, port: int) -> None:
-    """Serve the metrics over HTTP at every address, in a thread, until the process ends."""
+    """Serve the metrics over HTTP on all addresses, in a thread, until the process ends."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()

@@ -1,40 +1,35 @@
-"""The stream of a table, or of several: where the source was left, and appends that happen once.
+"""The stream of one or several tables: where its source stopped, and exactly-once appends.
 
-The stream alone says how far its source has come: records carry the source's position in headers.
-An ingester first takes the stream with a fencing token of its own, which stops every other one, and
-then reads the last record: from there on nothing but its own appends changes the stream. Every append
-names the seq_num of its first record, so a repeated one is refused. After any failure the ingester
-starts again from here.
+Records carry their source position in headers, so the stream itself says how far it is. An ingester
+first fences the stream with its own token, which stops every other ingester, and then reads the last
+record. From then on only its own appends change the stream. Every append names the seq_num of its first
+record, so a repeated append is rejected. After any failure the ingester starts again from here.
 
-A stream of several tables has one order, that of commits, and every body names its table. Its last
-record belongs to one of the tables; what is known of the others is in the control stream.
+A stream of several tables is in commit order, and every body names its table. The last record belongs
+to one table; the control stream has the positions of the others.
 
 | header | value |
 |---|---|
 | `lsn` | position of the commit in the source's log; in the first copy, of its snapshot |
-| `index` | number of the change within its commit, from 0: among those of this table, or of all |
-| `copy` | in the first copy, instead of `index`: rows so far, or `end` after the last |
-| `key` | in the last record of an append of the first copy: where to resume, as JSON |
+| `index` | number of the change within its commit, from 0, counted per stream |
+| `copy` | in the first copy, instead of `index`: the number of rows so far, or `end` |
+| `key` | in the last record of each append of the first copy: where to resume, as JSON |
 | `snapshot` | in the last record of a copy that was resumed: position of its last snapshot |
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from streamfold.errors import FencingTokenMismatchError
-from streamfold.follow.clients.client import (
-    EncodedAppends,
-    EncodedBatch,
-    StreamClient,
-    StreamRecord,
-)
-from streamfold.ingest.errors import ForeignStreamError, IngestFencedError
+from streamfold.errors import ConflictError, FencingTokenMismatchError, InvalidError
+from streamfold.extras import needing_extra
+from streamfold.follow.clients.client import EncodedBatch, EncodedClient, StreamRecord
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
     BATCH_RECORDS_MAX,
@@ -45,9 +40,16 @@ from streamfold.model.records import (
     trim_record,
 )
 
+with needing_extra("client"):
+    import s2_sdk
+
+    from streamfold.follow.clients.s2 import S2Client, translate
+    from streamfold.follow.clients.s2_internals import retire_silent_connections
+
+
 LSN, INDEX, COPY, KEY, SNAPSHOT = b"lsn", b"index", b"copy", b"key", b"snapshot"
 COPY_END: Final = b"end"
-#: Records to look at, from the tail backwards, at once: nearly always the last one decides.
+#: Records read at once, from the tail backwards. The last one nearly always decides.
 _LOOK_BACK: Final = 10
 
 
@@ -62,12 +64,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class CopyPosition:
-    """A first copy that is not complete."""
+    """An incomplete first copy."""
 
-    #: Of the snapshot in which it began: changes from there on follow the copy.
+    #: Position of the snapshot in which it began. Later changes follow the copy.
     lsn: str
     rows: int
-    #: Key of the last row, in the source's own text; None before the first.
+    #: Key of the last row as the source's text, or None before the first row.
     key: tuple[str, ...] | None
 
 
@@ -75,26 +77,26 @@ StreamState = Position | CopyPosition | None
 
 
 def fencing_token() -> str:
-    """Return a token for one run of an ingester."""
+    """Return a fencing token for one ingester session."""
     return f"ingest-{secrets.token_hex(8)}"
 
 
 class TableStream:
     """Appends to one stream, as its only writer."""
 
-    #: The name that bodies give the table; None in a stream with one table.
+    #: The table name in record bodies, or None in a stream of one table.
     table: str | None = None
-    #: Whether the stream ever had records, which may have been trimmed or expired since.
+    #: Whether the stream ever had records, even if they have been trimmed or have expired.
     has_history = False
 
-    def __init__(self, client: StreamClient, token: str) -> None:
+    def __init__(self, client: EncodedClient, token: str) -> None:
         self._client = client
         self._token = token
         self._next = 0
-        #: The last record, commands aside; and the first that the last `trim` kept.
+        #: The last record that is not a command, and the first one that the last `trim` left.
         self._last = self._first = 0
         self.state: StreamState = None
-        #: The last record, commands aside, as it was found by `take`.
+        #: The last record that is not a command, read by `take`.
         self.last: StreamRecord | None = None
 
     @property
@@ -106,7 +108,7 @@ class TableStream:
         return self._next
 
     async def take(self) -> None:
-        """Fence all others, then find where the source was left."""
+        """Fence all other ingesters, then find where the source stopped."""
         fenced = await self._client.append([fence_record(self._token)])
         self._next = fenced.end
         self.has_history = fenced.start > 0
@@ -115,92 +117,70 @@ class TableStream:
         self._last = 0 if self.last is None else self.last.seq_num
 
     async def append(self, records: Sequence[Record]) -> None:
-        """Append the records durably, in as many appends as they need.
+        """Append the records durably, in as many appends as needed.
 
-        Raises IngestFencedError if another ingester has taken over. After other errors the outcome is
+        Raises ConflictError if another ingester has taken over. After any other error the outcome is
         unknown: `take` the stream again.
         """
-        await self.append_each(list(batches(records)))
+        await self.append_encoded([EncodedBatch.of(part) for part in batches(records)])
 
-    async def append_each(self, parts: Sequence[Sequence[Record]]) -> None:
-        """Append parts that one append each can take, as `append` does."""
+    async def append_encoded(self, batches: Sequence[EncodedBatch]) -> None:
+        """Append encoded batches as `append` does."""
         try:
-            if len(parts) > 1 and self.takes_encoded:
-                await self.append_encoded([EncodedBatch.of(part) for part in parts])
-                return
-            for part in parts:
-                done = await self._client.append(
-                    part, match_seq_num=self._next, fencing_token=self._token
-                )
-                self._next = done.end
-                self._last = self._next - 1
+            self._next = await self._client.append_encoded(
+                batches, match_seq_num=self._next, fencing_token=self._token
+            )
         except FencingTokenMismatchError as error:
-            raise IngestFencedError(self.name) from error
+            raise ConflictError(
+                f"another ingester has taken over stream {self.name!r}, so this one stops: run one "
+                "ingester for each slot",
+                code="ingest_fenced",
+            ) from error
+        self._last = self._next - 1
 
     def can_trim(self, keep_from: int) -> bool:
         """Return whether `trim` would remove more than the last one did."""
         return min(keep_from, self._last) > self._first
 
     async def trim(self, keep_from: int) -> None:
-        """Trim the records before `keep_from`, as `append` does.
+        """Trim the records before `keep_from`. Raises as `append` does.
 
-        The last record stays, whatever `keep_from` is: it says where the source was left.
+        The last record always stays, because it says where the source stopped.
         """
-        first = min(keep_from, self._last)
-        try:
-            done = await self._client.append(
-                [trim_record(first)], match_seq_num=self._next, fencing_token=self._token
-            )
-        except FencingTokenMismatchError as error:
-            raise IngestFencedError(self.name) from error
-        self._next, self._first = done.end, first
-
-    @property
-    def takes_encoded(self) -> bool:
-        """Whether `append_encoded` can be used."""
-        return isinstance(self._client, EncodedAppends)
-
-    async def append_encoded(self, batches: Sequence[EncodedBatch]) -> None:
-        """Append batches that are encoded already, as `append` does."""
-        assert isinstance(self._client, EncodedAppends)  # noqa: S101 - callers look
-        try:
-            self._next = await self._client.append_encoded(
-                batches, match_seq_num=self._next, fencing_token=self._token
-            )
-            self._last = self._next - 1
-        except FencingTokenMismatchError as error:
-            raise IngestFencedError(self.name) from error
+        last, first = self._last, min(keep_from, self._last)
+        await self.append([trim_record(first)])
+        self._last, self._first = last, first
 
     async def _last_record(self, end: int) -> StreamRecord | None:
-        """Return the last record before `end`, commands aside."""
+        """Return the last record before `end` that is not a command."""
         while end > 0:
             start = max(0, end - _LOOK_BACK)
-            found = await self._records(start, end)
-            for record in reversed(found):
+            records = await self._records(start, end)
+            for record in reversed(records):
                 if not _is_command(record):
                     return record
-            if not found or found[0].seq_num > start:
+            if not records or records[0].seq_num > start:
                 break  # what is before it was trimmed
             end = start
         return None
 
     async def _records(self, start: int, end: int) -> list[StreamRecord]:
-        """Return all records from `start` up to `end` that are not trimmed.
+        """Return all remaining records in [`start`, `end`).
 
-        A peek returns 1 MiB at most, which large records exceed.
+        One peek returns at most 1 MiB, which large records exceed.
         """
-        found: list[StreamRecord] = []
+        records: list[StreamRecord] = []
         while start < end:
             part = [r for r in await self._client.peek(start, end - start) if r.seq_num < end]
             if not part:
                 break
-            found += part
+            records += part
             start = part[-1].seq_num + 1
-        return found
+        return records
 
 
 class SharedTableStream(TableStream):
-    """One table of a stream that has several; `shared` is taken."""
+    """One table of a stream of several tables. `shared` must have been taken."""
 
     has_history = True
 
@@ -217,18 +197,11 @@ class SharedTableStream(TableStream):
     def next_seq_num(self) -> int:
         return self._shared.next_seq_num
 
-    async def append_each(self, parts: Sequence[Sequence[Record]]) -> None:
-        await self._shared.append_each(parts)
-
     def can_trim(self, keep_from: int) -> bool:
         return self._shared.can_trim(keep_from)
 
     async def trim(self, keep_from: int) -> None:
         await self._shared.trim(keep_from)
-
-    @property
-    def takes_encoded(self) -> bool:
-        return self._shared.takes_encoded
 
     async def append_encoded(self, batches: Sequence[EncodedBatch]) -> None:
         await self._shared.append_encoded(batches)
@@ -239,14 +212,18 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def table_of(record: StreamRecord) -> str | None:
-    """Return the table that a record of a stream with several tables names."""
+    """Return the table named in a record of a stream of several tables."""
     return msgspec.json.decode(record.body, type=_Named).table
 
 
 def _state_of(stream: str, record: StreamRecord) -> StreamState:
     headers = dict(record.headers)
     if LSN not in headers or not headers.keys() & {INDEX, COPY}:
-        raise ForeignStreamError(stream, record.seq_num)
+        raise InvalidError(
+            f"record {record.seq_num} of stream {stream!r} has no source position, so this ingester "
+            "did not write it: name another prefix for the streams, or delete this one",
+            code="stream_foreign",
+        )
     lsn, copied = headers[LSN].decode(), headers.get(COPY)
     if copied is None:
         return Position(lsn, int(headers[INDEX]))
@@ -267,7 +244,7 @@ def _is_command(record: StreamRecord) -> bool:
 
 
 def batches(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Yield the records in runs that one append can take."""
+    """Yield the records in runs that each fit into one append."""
     start, size = 0, 0
     for at, record in enumerate(records):
         weight = metered_size(record)
@@ -289,6 +266,47 @@ def copy_headers(lsn: str, rows: int, key: Sequence[str] | None = None) -> tuple
 
 
 def copy_end_headers(lsn: str, snapshot: str) -> tuple[Header, ...]:
-    """`snapshot` is the position of the last snapshot that rows were copied in."""
+    """Return the headers that end a copy. `snapshot` is the position of its last snapshot."""
     headers = Header(LSN, lsn.encode()), Header(COPY, COPY_END)
     return headers if snapshot == lsn else (*headers, Header(SNAPSHOT, snapshot.encode()))
+
+
+_EXISTS = "resource_already_exists"
+
+
+class StreamOpener(Protocol):
+    """Where an ingester writes."""
+
+    async def ensure(self, name: str) -> EncodedClient:
+        """Open the stream, creating it if necessary."""
+        ...
+
+
+class BasinStreams:
+    """Streams in a basin at any S2 endpoint."""
+
+    def __init__(self, basin: s2_sdk.S2Basin) -> None:
+        self._basin = basin
+
+    async def ensure(self, name: str) -> EncodedClient:
+        # Records must not expire, as they would after 7 days in most basins: the last one says where
+        # the source stopped, and readers start from the first copy.
+        config = s2_sdk.StreamConfig(retention_policy="infinite")
+        try:
+            await self._basin.create_stream(name, config=config)
+        except s2_sdk.S2Error as error:
+            if getattr(error, "code", "") != _EXISTS:
+                retire_silent_connections(self._basin, error)
+                raise translate(error) from error
+        return S2Client(self._basin.stream(name))
+
+
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if the current task was cancelled. Called between two appends.
+
+    The S2 SDK uses `asyncio.wait_for` for each request. In Python 3.11 it drops a cancellation that
+    arrives together with the answer. The task still counts it.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

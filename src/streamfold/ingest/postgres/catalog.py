@@ -1,4 +1,4 @@
-"""Tables as PostgreSQL's catalog describes them, and whether they can be followed."""
+"""Reads tables from PostgreSQL's catalog, and decides whether they can be followed."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import msgspec
 
 from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SourceUnusableError
-from streamfold.ingest.postgres.encoding.values import column_type
+from streamfold.ingest.postgres.values import column_type
 
 with needing_extra("postgres"):
     from psycopg2 import sql
 
-#: The oldest version with everything that is used here: 14.
+#: The oldest version with all features used here: 14.
 VERSION_MIN: Final = 140_000
 #: The first version that can send stored generated columns.
 VERSION_GENERATED: Final = 180_000
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column whose values are sent; part of the notes in the control stream."""
+    """A published column, as noted in the control stream."""
 
     name: str
-    #: Of the type that a domain is based on.
+    #: Type OID. For a domain, that of its base type.
     type_oid: int
     modifier: int
     nullable: bool
-    #: As PostgreSQL writes it, such as `numeric(12,2)`.
+    #: The type in PostgreSQL's notation, such as `numeric(12,2)`.
     source_type: str
-    #: Whether rows from before the column was added have another value than null.
+    #: Whether rows older than the column have a value other than null.
     filled: bool = False
-    #: Within the table, and never used again; 0 in notes of older versions.
+    #: Unique within the table, never reused. 0 in notes of older versions.
     number: int = 0
 
     @property
@@ -50,15 +50,15 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
-    #: Estimates: -1 before the first ANALYZE.
+    #: Estimates. -1 before the first ANALYZE.
     rows: int
     size_bytes: int
-    #: Changes whenever the table leaves the publication and comes back; "" outside a publication.
+    #: Changes whenever the table leaves the publication and returns. "" outside a publication.
     published: str = ""
     #: See `table_marks`.
     marks: tuple[str, ...] = ()
     partitioned: bool = False
-    #: The number that PostgreSQL gave it; None if it is not known.
+    #: PostgreSQL's OID, or None if unknown.
     oid: int | None = None
 
     @property
@@ -66,7 +66,7 @@ class Table:
         return f"{self.schema}.{self.name}"
 
     def declaration(self, *, named: bool = False) -> bytes:
-        """Return the body that declares the columns to readers; `named` if it has to name the table."""
+        """Return the body that declares the columns. With `named`, it also names the table."""
         columns = [
             {"name": c.name, "type": c.type, "nullable": c.nullable, "source": c.source_type}
             for c in self.columns
@@ -80,29 +80,29 @@ class Table:
 
     @property
     def own_rows(self) -> sql.Composable:
-        """What to select from: tables that inherit from this one are others, also in the log."""
+        """The FROM item without inheriting tables, which are separate tables in the log too."""
         return self.identifier if self.partitioned else sql.SQL("ONLY {}").format(self.identifier)
 
 
 def shape(columns: Iterable[Column]) -> dict[str, tuple[int, int]]:
-    """Return what decides how values look: types by name."""
+    """Return the types by column name, which decide how values look."""
     return {column.name: (column.type_oid, column.modifier) for column in columns}
 
 
 def is_extension(old: Mapping[str, object], new: Mapping[str, object], table: Table) -> bool:
-    """Return whether columns were only added, and rows from before have null in them."""
+    """Return whether columns were only added, with null in older rows."""
     added = new.keys() - old.keys()
     null = {column.name for column in table.columns if not column.filled}
     return added <= null and all(new.get(name) == kind for name, kind in old.items())
 
 
 def is_replaced(noted: Iterable[Column], numbers: Mapping[str, int]) -> bool:
-    """Return whether another column has the name of one that was dropped or renamed."""
+    """Return whether a new column reuses the name of a dropped or renamed one."""
     return any(c.number and numbers.get(c.name, c.number) != c.number for c in noted)
 
 
 def column_numbers(cursor: Any, table: str) -> dict[str, int]:
-    """Return the numbers of columns by name; waits for no lock of the table."""
+    """Return the column numbers by name, without waiting for a lock on the table."""
     cursor.execute(_NUMBERS, (table,))
     return dict(cursor.fetchall())
 
@@ -125,23 +125,23 @@ def table_marks(cursor: Any, names: Sequence[str]) -> dict[str, tuple[str, ...]]
     return {name: tuple(marks) for name, marks in cursor.fetchall()}
 
 
-def is_altered(noted: Iterable[str], found: Iterable[str]) -> bool:
-    """Return whether rows may look different than when the marks were noted, or are gone or new."""
-    gone = {mark[0] for mark in set(noted).difference(found)}
-    if "k" in gone and not any(mark[0] == "k" for mark in found):
+def is_altered(noted: Iterable[str], marks: Iterable[str]) -> bool:
+    """Return whether rows may have changed, appeared or disappeared since the marks were noted."""
+    gone = {mark[0] for mark in set(noted).difference(marks)}
+    if "k" in gone and not any(mark[0] == "k" for mark in marks):
         gone.remove("k")  # between two statements that replace it, nothing but inserts can come
-    # VACUUM FULL changes no column, and most changes of columns leave the rows as they are.
+    # VACUUM FULL changes no column, and most column changes leave rows unchanged.
     return bool(gone - {"f", "x"}) or gone == {"f", "x"}
 
 
-def adopted_marks(noted: Iterable[str], found: Sequence[str]) -> tuple[str, ...]:
+def adopted_marks(noted: Iterable[str], marks: Sequence[str]) -> tuple[str, ...]:
     """Return the marks to note in place of `noted` if the table is not altered.
 
     So that a label or a partition that is new is missed once it is gone, and so that VACUUM FULL and
     a later change of a column are not taken for one. The key is kept while there is none.
     """
-    keys = [] if any(mark[0] == "k" for mark in found) else [m for m in noted if m[0] == "k"]
-    return (*found, *keys)
+    keys = [] if any(mark[0] == "k" for mark in marks) else [m for m in noted if m[0] == "k"]
+    return (*marks, *keys)
 
 
 def check_server(cursor: Any) -> None:
@@ -162,7 +162,7 @@ def check_server(cursor: Any) -> None:
 
 
 def key_values(table: Table, key: Sequence[str]) -> sql.Composable:
-    """Return a key, given as text, as a row of typed values."""
+    """Return a key, passed as text, as a row of typed values."""
     types = {column.name: column.source_type for column in table.columns}
     values = (
         sql.SQL("CAST({} AS {})").format(sql.Literal(text), sql.SQL(types[name]))
@@ -293,16 +293,16 @@ def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
 
     Raises SourceUnusableError if a name matches no table, or a table cannot be followed.
     """
-    found = _rows(cursor)
+    rows = _rows(cursor)
     chosen: dict[str, Any] = {}
     for pattern in patterns:
         full = pattern if "." in pattern else f"public.{pattern}"
-        names = [name for name in found if fnmatch.fnmatchcase(name, full)]
+        names = [name for name in rows if fnmatch.fnmatchcase(name, full)]
         if not names:
             raise SourceUnusableError(
                 f"no table matches {full!r}: `streamfold ingest tables` lists those there are"
             )
-        chosen.update((name, found[name]) for name in names)
+        chosen.update((name, rows[name]) for name in names)
     marks = table_marks(cursor, list(chosen))
     return [
         replace(_table(cursor, name, row), marks=marks.get(name, ()))
@@ -313,11 +313,11 @@ def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
 def _rows(cursor: Any) -> dict[str, Any]:
     """Return tables by full name; None for a name that two have, as "a"."b.c" and "a.b"."c" do."""
     cursor.execute(_TABLES)
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for row in cursor.fetchall():
         name = f"{row[0]}.{row[1]}"
-        found[name] = None if name in found else row
-    return found
+        rows[name] = None if name in rows else row
+    return rows
 
 
 def find_table(cursor: Any, name: str) -> Table | None:

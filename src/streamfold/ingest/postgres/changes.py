@@ -1,9 +1,9 @@
-"""Turns the events of pgoutput into records of streams, each once; without I/O.
+"""Turns pgoutput events into stream records exactly once, without I/O.
 
-Every change has a position: the LSN of its commit, and its number among the changes of its table in
-that commit; in a stream of several tables, among all changes of the commit that the slot sends. Both
-are the same whenever the source sends the transaction again, so what a stream already has is left out.
-The last change of a transaction in each stream says that it is the last.
+Every change has a position: the LSN of its commit, and its number among the commit's changes of its
+table, or among all changes of the commit that the slot sends if several tables share the stream. A
+repeated transaction has the same positions, so changes that a stream already has are skipped. The last
+change of a transaction in each stream is marked as the last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import msgspec
 
 from streamfold.errors import MalformedError
 from streamfold.ingest.errors import RowTooLargeError
-from streamfold.ingest.postgres.encoding.rows import RowEncoder
 from streamfold.ingest.postgres.pgoutput import (
     LSN_ZERO,
     UNCHANGED,
@@ -34,6 +33,7 @@ from streamfold.ingest.postgres.pgoutput import (
     Value,
     lsn_text,
 )
+from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import change_headers
 from streamfold.model.records import Record
 
@@ -51,83 +51,79 @@ class TableRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeldChange:
-    """A change that waits until it is known whether it is the last of its transaction."""
+    """A change held back until it is known whether it is the last of its transaction."""
 
     table: FollowedTable
     encoder: RowEncoder
     body: bytes
     row: Row
     index: int
-    #: The body without the row as it was, which no reader needs, if it has that.
+    #: The body without the old row, which no reader needs. None if it has none.
     brief: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)
-class OpenStream:
-    """What the open transaction has for one stream."""
+class StreamTransaction:
+    """One stream's part of the open transaction."""
 
-    #: Of the next change.
+    #: Number of the next change.
     index: int = 0
-    held: HeldChange | None = None
+    waiting: HeldChange | None = None
 
 
 @dataclass(slots=True, eq=False)
 class FollowedTable:
-    """A table, and what its stream already has."""
+    """A table, and how far its stream is."""
 
     name: str
     key: tuple[str, ...]
-    stream: OpenStream
-    #: LSN and index of the last change in the stream.
+    stream: StreamTransaction
+    #: LSN and index of the stream's last change.
     position: tuple[int, int]
     relation: Relation | None = None
-    #: None until a change that the stream lacks needs it.
+    #: None until a change needs it that the stream lacks.
     encoder: RowEncoder | None = None
 
 
 @dataclass(slots=True)
 class ChangeRecords:
-    """Feeds on events, in order, and yields records, in order.
+    """Converts events to records, both in order.
 
-    `base_type` returns the type that a domain is based on, and any other type itself. `look_up`
-    returns the present values of columns, in PostgreSQL's text, of the row with a key; None if it has
-    none. It is needed for large values that PostgreSQL does not send with an update of the key: readers
-    know them only under the old key. Values that are newer than the update do no harm, because the
-    change that made them follows.
+    `base_type` returns the base type of a domain, and any other type unchanged. `look_up` returns the
+    current values of columns in the row with a key, as PostgreSQL's text, or None if there is no such
+    row. It supplies large values that PostgreSQL omits from an update of the key, and that readers know
+    only under the old key. Newer values do no harm, because the change that made them follows.
     """
 
     base_type: Callable[[int], int]
     look_up: LookUp
-    #: Called when the first change with these columns is due: returns a declaration of columns for the
-    #: stream, if they are new; raises if the stream cannot take them.
+    #: Called before the first change with these columns. Returns their declaration if they are new.
+    #: Raises if the stream cannot take them.
     on_columns: Callable[[str, Relation], bytes | None]
-    #: Whether all tables have one stream.
+    #: Whether all tables share one stream.
     one_stream: bool = False
-    #: All that are followed, by name; and those whose number is known, by it.
+    #: All followed tables by name, and those with a known OID by OID.
     tables: dict[str, FollowedTable] = field(default_factory=dict)
     numbered: dict[int, FollowedTable] = field(default_factory=dict)
-    #: By the number that PostgreSQL gave it; None for a table that is not followed.
+    #: By PostgreSQL's relation id. None for a table that is not followed.
     relations: dict[int, FollowedTable | None] = field(default_factory=dict)
-    #: How often `tables`, `relations`, or how their rows are encoded, changed.
+    #: Incremented whenever `tables`, `relations` or an encoder changes.
     described: int = 0
-    #: The stream of all tables, if there is one; also counts changes of tables that are not followed.
-    shared: OpenStream = field(default_factory=OpenStream)
+    #: The shared stream, if there is one. Also counts changes of tables that are not followed.
+    shared: StreamTransaction = field(default_factory=StreamTransaction)
     #: Streams with changes in the open transaction.
-    touched: list[OpenStream] = field(default_factory=list)
+    touched: list[StreamTransaction] = field(default_factory=list)
     begin: Begin | None = None
-    #: LSN of the last transaction whose end was fed.
+    #: LSN of the last completed transaction.
     committed: Lsn = LSN_ZERO
-    #: Microseconds since 1970: when that transaction was committed.
+    #: Its commit time in microseconds since 1970.
     committed_at: int = 0
 
     def follow(
         self, table: str, key: Iterable[str], lsn: int, index: int, oid: int | None = None
     ) -> None:
-        """Follow a table, whose stream has everything up to this position.
-
-        By `oid`, PostgreSQL's number, it is followed also while it has another name.
-        """
-        stream = self.shared if self.one_stream else OpenStream()
+        """Follow a table from this position of its stream on. With its `oid`, survives renames."""
+        stream = self.shared if self.one_stream else StreamTransaction()
         followed = self.tables[table] = FollowedTable(table, tuple(key), stream, (lsn, index))
         if oid is not None:
             self.numbered[oid] = followed
@@ -138,7 +134,7 @@ class ChangeRecords:
         return self.begin is not None
 
     def may_query(self, event: Event) -> bool:
-        """Return whether `feed` may call `look_up` or `on_columns`, which ask the database."""
+        """Return whether `feed` may query the database through `look_up` or `on_columns`."""
         match event:
             case Insert() | Update() | Delete():
                 relations = [event.relation]
@@ -152,7 +148,7 @@ class ChangeRecords:
         return isinstance(event, Update) and event.key is not None and UNCHANGED in event.new
 
     def feed(self, event: Event) -> Iterator[TableRecord]:
-        """Yield the records that this event completes."""
+        """Yield the records completed by this event."""
         match event:
             case Begin():
                 self.begin = event
@@ -179,7 +175,7 @@ class ChangeRecords:
     def _describe(
         self, table: FollowedTable, relation: Relation
     ) -> tuple[RowEncoder, bytes | None]:
-        """Return how to encode rows, and the declaration of new columns."""
+        """Return the row encoder and the declaration of new columns."""
         declaration = self.on_columns(table.name, relation)
         columns = [(c.name, self.base_type(c.type_oid)) for c in relation.columns]
         encoder = RowEncoder(table.name, columns, table.key, named=self.one_stream)
@@ -188,7 +184,7 @@ class ChangeRecords:
     def hold(
         self, table: FollowedTable, encoder: RowEncoder, event: RowEvent, index: int
     ) -> HeldChange:
-        """Encode a change, which is complete but for its transaction."""
+        """Encode a change except for its transaction."""
         row: Row = ()
         brief: bytes | None = None
         match event:
@@ -205,7 +201,7 @@ class ChangeRecords:
         return HeldChange(table, encoder, body, row, index, brief)
 
     def _update(self, encoder: RowEncoder, event: Update) -> tuple[bytes, bytes | None, Row]:
-        """Return the body, that without the row as it was, and the row."""
+        """Return the body, the body without the old row, and the row."""
         row, old = event.new, event.old
         if old is not None:
             encoder.check_length(row)
@@ -223,16 +219,16 @@ class ChangeRecords:
         return b'%s,"before":%s%s' % (body, encoder.image(old), end), body + end, row
 
     def _filled(self, encoder: RowEncoder, key: Row, row: Row) -> Row:
-        """Return the row with the values that PostgreSQL did not send and that readers do not know.
+        """Return the row with values that PostgreSQL did not send and readers do not have.
 
-        PostgreSQL also sends the old key if a large value is part of it, and did not change.
+        PostgreSQL also sends the old key if a large value in it did not change.
         """
         row = encoder.with_key(row, key)
         missing = encoder.unchanged(row)
         if not missing or not encoder.key_differs(key, row):
             return row
-        found = self.look_up(encoder.table, missing, encoder.key_texts(row))
-        values: Iterator[Value] = iter(found or [None] * len(missing))
+        stored = self.look_up(encoder.table, missing, encoder.key_texts(row))
+        values: Iterator[Value] = iter(stored or [None] * len(missing))
         return tuple(next(values) if isinstance(v, Unchanged) else v for v in row)
 
     def _row(self, relation: int, event: RowEvent) -> Iterator[TableRecord]:
@@ -243,47 +239,47 @@ class ChangeRecords:
         index = stream.index
         if index == 0:
             self.touched.append(stream)
-        stream.index += 1  # also for other tables: which ones are followed may change
+        stream.index += 1  # other tables count too, because the set of followed tables may change
         if table is None or table.relation is None:
             return
         if (self.begin.commit_lsn, index) <= table.position:
             return
-        if stream.held is not None:
-            yield self._record(self.begin, stream.held, last=False)
-            stream.held = None
+        if stream.waiting is not None:
+            yield self._record(self.begin, stream.waiting, last=False)
+            stream.waiting = None
         if table.encoder is None:
             table.encoder, declaration = self._describe(table, table.relation)
             self.described += 1
             if declaration is not None:
                 headers = change_headers(lsn_text(self.begin.commit_lsn), index - 1)
                 yield TableRecord(table.name, Record(declaration, headers))
-        stream.held = self.hold(table, table.encoder, event, index)
+        stream.waiting = self.hold(table, table.encoder, event, index)
 
     def _commit(self, event: Commit) -> Iterator[TableRecord]:
         for stream in self.touched:
-            if stream.held is not None and self.begin is not None:
-                yield self._record(self.begin, stream.held, last=True)
-            stream.held, stream.index = None, 0
+            if stream.waiting is not None and self.begin is not None:
+                yield self._record(self.begin, stream.waiting, last=True)
+            stream.waiting, stream.index = None, 0
         self.touched.clear()
         self.end(event)
 
     def end(self, event: Commit) -> None:
-        """Keep that the open transaction ended, whose records were yielded."""
+        """Record that the open transaction ended and its records were yielded."""
         self.begin = None
         self.committed, self.committed_at = event.commit_lsn, event.commit_time
 
     @staticmethod
-    def _record(begin: Begin, held: HeldChange, *, last: bool) -> TableRecord:
+    def _record(begin: Begin, change: HeldChange, *, last: bool) -> TableRecord:
         lsn = lsn_text(begin.commit_lsn)
         end = b',"last":true' if last else b""
         txn = b',"txn":{"id":"%s"%s}}' % (lsn.encode(), end)
-        held.table.position = (begin.commit_lsn, held.index)
-        headers = change_headers(lsn, held.index)
-        make, row = held.encoder.record, held.row
+        change.table.position = (begin.commit_lsn, change.index)
+        headers = change_headers(lsn, change.index)
+        make, row = change.encoder.record, change.row
         try:
-            made = make(held.body + txn, row, headers, begin.milliseconds)
+            made = make(change.body + txn, row, headers, begin.milliseconds)
         except RowTooLargeError:
-            if held.brief is None:
+            if change.brief is None:
                 raise
-            made = make(held.brief + txn, row, headers, begin.milliseconds)
-        return TableRecord(held.table.name, made)
+            made = make(change.brief + txn, row, headers, begin.milliseconds)
+        return TableRecord(change.table.name, made)

@@ -1,26 +1,28 @@
-"""Connections to PostgreSQL: what every session is set to, and how failures are named."""
+"""PostgreSQL connections: session settings, translated failures, and reads through libpq."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from streamfold._native import Libpq, MessageReader
 from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SourceUnavailableError, SourceUnusableError
 
 with needing_extra("postgres"):
     import psycopg2
     import psycopg2.errors
+    from psycopg2 import _psycopg
     from psycopg2.extensions import make_dsn, parse_dsn
     from psycopg2.extras import LogicalReplicationConnection
 
 T = TypeVar("T")
 
-#: So that values have one text form, whatever the database's own settings are; see `values`. Policies
-#: of rows, which the log does not know, are errors. Limits of the role do not suit copies of hours.
+#: Give values one text form regardless of the database's settings (see `values`), turn row policies,
+#: which the log ignores, into errors, and lift the role's limits for copies that take hours.
 _SETTINGS: Final = {
     "client_encoding": "UTF8",
     "datestyle": "ISO",
@@ -38,15 +40,15 @@ _SETTINGS: Final = {
 }
 #: The first version with `transaction_timeout`.
 _VERSION_LIMITED: Final = 170_000
-#: Seconds between two requests to end a statement.
+#: Seconds between requests to cancel a statement.
 _CANCEL_AGAIN: Final = 0.2
-#: Milliseconds that a query waits for a lock. Meanwhile a session that follows changes sends no
-#: answers, and PostgreSQL ends it after `wal_sender_timeout`, 60 s by default.
+#: Milliseconds that a query waits for a lock. Meanwhile a following session sends no status, and
+#: PostgreSQL ends it after `wal_sender_timeout`, 60 s by default.
 _LOCK_WAIT: Final = 20_000
 #: Seconds to connect.
 _CONNECT_TIMEOUT: Final = 10
-#: Seconds of silence after which the kernel probes a connection, and of probing until it is closed;
-#: milliseconds until it closes one whose data is not acknowledged, which it does not probe.
+#: Seconds of silence before the kernel probes a connection, how it probes, and milliseconds until it
+#: closes one with unacknowledged data, which it does not probe.
 _KEEPALIVE: Final = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -56,31 +58,33 @@ _KEEPALIVE: Final = {
 
 
 class Database:
-    """One database, by its connection string; opens connections that are set up alike.
+    """One database, whose connections all have the same settings.
 
-    libpq's own means apply: PGPASSWORD, PGPASSFILE, ~/.pgpass, a service file, sslmode.
+    libpq's own configuration applies: PGPASSWORD, PGPASSFILE, ~/.pgpass, service files, sslmode.
     """
 
-    def __init__(
-        self, dsn: str, *, password_file: Path | None = None, options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, dsn: str, *, password_file: Path | None = None) -> None:
         try:
-            given = parse_dsn(dsn)
+            parameters = parse_dsn(dsn)
         except psycopg2.ProgrammingError:
-            # The text is not shown: it may have a password.
+            # Not shown, because it may contain a password.
             raise SourceUnusableError(
                 "the connection string is not valid: write it as in "
                 "postgresql://user@host:5432/database, or as in 'host=… dbname=…'"
             ) from None
         if password_file is not None:
-            given["password"] = password_file.read_text().rstrip("\n")
+            parameters["password"] = password_file.read_text().rstrip("\n")
         settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-        given["options"] = " ".join([*options, given.get("options", ""), settings]).strip()
-        given["client_encoding"] = _SETTINGS["client_encoding"]
-        given.setdefault("application_name", "streamfold ingest")
-        given.setdefault("connect_timeout", str(_CONNECT_TIMEOUT))
-        self._dsn = make_dsn(**_KEEPALIVE | given)
-        shown = {name: given[name] for name in ("host", "port", "dbname", "user") if name in given}
+        parameters["options"] = f"{parameters.get('options', '')} {settings}".strip()
+        parameters["client_encoding"] = _SETTINGS["client_encoding"]
+        parameters.setdefault("application_name", "streamfold ingest")
+        parameters.setdefault("connect_timeout", str(_CONNECT_TIMEOUT))
+        self._dsn = make_dsn(**_KEEPALIVE | parameters)
+        shown = {
+            name: parameters[name]
+            for name in ("host", "port", "dbname", "user")
+            if name in parameters
+        }
         #: For messages, without secrets.
         self.shown = " ".join(f"{name}={value}" for name, value in shown.items())
 
@@ -93,9 +97,9 @@ class Database:
 
     @contextmanager
     def query(self) -> Iterator[Any]:
-        """Yield a cursor of a connection of its own, for queries that do not wait for locks for long.
+        """Yield a cursor on a new connection, for short queries.
 
-        One that does raises SourceUnavailableError.
+        Raises SourceUnavailableError if a query waits too long for a lock.
         """
         connection = self.connect()
         try:
@@ -106,7 +110,7 @@ class Database:
             connection.close()
 
     def connect_replication(self) -> Any:
-        """Open a connection that speaks the replication protocol too."""
+        """Open a connection that also speaks the replication protocol."""
         with named_failures(self.shown):
             return _set_up(
                 psycopg2.connect(self._dsn, connection_factory=LogicalReplicationConnection)
@@ -114,9 +118,9 @@ class Database:
 
 
 def _set_up(connection: Any) -> Any:
-    """Set what the options of the connection string could not; the connection is closed if that fails.
+    """Repeat the settings on an open connection. Closes it if that fails.
 
-    libpq sends PGTZ and PGDATESTYLE after the options, and PostgreSQL takes the last.
+    libpq sends PGTZ and PGDATESTYLE after the connection string's options, and the last value wins.
     """
     settings = dict(_SETTINGS)
     if connection.server_version >= _VERSION_LIMITED:
@@ -131,22 +135,22 @@ def _set_up(connection: Any) -> Any:
 
 
 async def interruptible(connection: Any, call: Callable[[], T]) -> T:
-    """Run a call on the connection in a thread; a cancellation ends it in PostgreSQL too."""
+    """Run a call on the connection in a thread. Cancelling it also cancels it in PostgreSQL."""
     calling = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(calling)
     except asyncio.CancelledError:
         while not calling.done():
-            # Again and again: a request that comes before the statement has no effect.
+            # Repeatedly, because a request that arrives before the statement has no effect.
             connection.cancel()
             await asyncio.wait({calling}, timeout=_CANCEL_AGAIN)
-        calling.exception()  # the end that was asked for; asyncio would report it as forgotten
+        calling.exception()  # retrieve it, or asyncio would report it as forgotten
         raise
 
 
 @contextmanager
 def named_failures(database: str) -> Iterator[None]:
-    """Raise what PostgreSQL reports as our errors: what may pass later, and what will not."""
+    """Turn PostgreSQL's errors into ours, which tell transient from permanent failures."""
     try:
         yield
     except psycopg2.errors.InsufficientPrivilege as error:
@@ -164,7 +168,7 @@ def named_failures(database: str) -> Iterator[None]:
         ) from error
     except psycopg2.Error as error:
         line = _line(error)
-        # Without a code, it is libpq that reports a connection.
+        # Without a code, libpq reports a connection failure.
         passing = error.pgcode is None or error.pgcode[:2] in _PASSING
         if passing and not any(text in line for text in _LASTING):
             unknown = any(text in line for text in _NOT_THERE)
@@ -173,11 +177,11 @@ def named_failures(database: str) -> Iterator[None]:
         raise SourceUnusableError(f"{database}: {line}") from error
 
 
-#: What libpq reports if nothing answers at an address.
+#: libpq's messages if nothing answers at an address.
 _NOT_THERE = ("could not translate host name", "Connection refused", "No such file or directory")
-#: Classes of errors that may pass: connection, conflict, resources, state, shutdown, system.
+#: Classes of transient errors: connection, conflict, resources, state, shutdown, system.
 _PASSING: Final = ("08", "40", "53", "55", "57", "58")
-#: What libpq says of connections that no retry makes good; it has no code for them.
+#: libpq's messages for permanent connection failures, which have no code.
 _LASTING: Final = (
     "password authentication failed",
     "no password supplied",
@@ -190,3 +194,53 @@ _LASTING: Final = (
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+#: libpq is part of psycopg2's own file or linked to it.
+_LIBRARY: Final = Libpq(_psycopg.__file__)
+
+
+class CopyConnection:
+    """A psycopg2 connection in the replication protocol, which is a COPY in both directions.
+
+    Calls libpq directly. psycopg2 would make an object of each message, and would itself confirm
+    positions that the ingester has not noted. Native code reads many messages at once, and only the
+    ingester confirms. Use it in one thread, and not through psycopg2 until it is closed.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        #: Referenced to keep it open.
+        self._connection = connection
+        self.pointer: int = connection.pgconn_ptr
+
+    def reader(self) -> MessageReader:
+        """Return a message reader, whose `pull` takes this connection's pointer."""
+        return MessageReader(_LIBRARY)
+
+    def fileno(self) -> int:
+        """Return the socket. Raises psycopg2's error if libpq closed it after a failed send."""
+        number = int(self._connection.fileno())
+        if number < 0:
+            raise self.failure()
+        return number
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Raises psycopg2's error if the connection is broken."""
+        if not _LIBRARY.send(self.pointer, message):
+            raise self.failure()
+
+    def failure(self) -> psycopg2.Error:
+        """Return the error that ended the connection, as psycopg2 would raise it."""
+        return _error(*(_LIBRARY.end(self.pointer) or (b"", None)))
+
+
+def _error(text: bytes, code: bytes | None) -> psycopg2.Error:
+    message = text.decode(errors="replace") or "the server ended the connection"
+    state = None if code is None else code.decode()
+    try:
+        kind = psycopg2.OperationalError if state is None else psycopg2.errors.lookup(state)
+    except KeyError:
+        kind = psycopg2.DatabaseError
+    error = kind(message)
+    error.__setstate__({"pgcode": state, "pgerror": message})
+    return error

@@ -1,8 +1,7 @@
-"""The control stream: which slot of which database belongs to the streams, and how far it may be.
+"""The control stream: which slot of which database fills the streams, and how far it may be.
 
-Its records note the position up to which the slot may be confirmed although no table has a change
-there. A slot that is further than every note and every change was not confirmed by this ingester, so
-changes may be missing.
+Its records note positions up to which the slot may be confirmed although no table has a change there.
+A slot beyond every note and every change was confirmed by someone else, so changes may be missing.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 from streamfold.ingest.errors import SlotLostError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Column, Table, adopted_marks
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text, parse_lsn
-from streamfold.ingest.postgres.slot import Slot, System
+from streamfold.ingest.postgres.slot import ReplicationSlot, System
 from streamfold.ingest.table_stream import (
     CopyPosition,
     Position,
@@ -28,24 +27,24 @@ from streamfold.ingest.table_stream import (
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import BATCH_BYTES_MAX, Record, trim_record
 
-#: Records after which those before are trimmed: only the last one counts.
+#: Notes between two trims. Only the last note counts.
 _TRIM_AFTER = 1000
-#: Bytes of JSON above which a note is compressed, as zlib does it, and of a note at most: a record with
-#: its headers, and one that trims, are one append.
+#: Bytes of JSON above which a note is compressed with zlib, and the maximum bytes of a note, which is
+#: appended together with a trim.
 _PLAIN_BYTES = 512 << 10
 _NOTE_BYTES = BATCH_BYTES_MAX - 1024
 
 
 class TableNote(msgspec.Struct, frozen=True):
-    """What the stream of a table has."""
+    """The state of a table's stream."""
 
     key: tuple[str, ...]
     columns: tuple[Column, ...]
     #: See `Table.published`.
     published: str = ""
-    #: In a stream of several tables: position of the first copy, once it is complete.
+    #: In a shared stream: position of the first copy once it is complete.
     copied: str = ""
-    #: See `table_marks`; none in notes of older versions.
+    #: See `table_marks`. Empty in notes of older versions.
     marks: tuple[str, ...] = ()
 
     @classmethod
@@ -54,21 +53,21 @@ class TableNote(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The body of a record."""
+    """The body of a control record."""
 
     #: Identifies the database cluster.
     system: str
     slot: str
     publication: str
-    #: The slot may be confirmed up to here; 0/0 before it exists.
+    #: The slot may be confirmed up to here. 0/0 before it exists.
     lsn: str
-    #: Tables that are followed without a gap since their copy began.
+    #: Tables followed without a gap since their copy began.
     tables: dict[str, TableNote] = {}
-    #: Of the database's log; 0 in notes of older versions.
+    #: Timeline of the database's log. 0 in notes of older versions.
     timeline: int = 0
-    #: The stream of all tables, if there is one.
+    #: The shared stream, if there is one.
     stream: str = ""
-    #: LSN and index of the last change in it, when copies began that follow it.
+    #: LSN and index of its last change before the copies that follow.
     position: tuple[str, int] | None = None
 
 
@@ -77,12 +76,12 @@ def _decoded(body: bytes) -> Note:
 
 
 class Control:
-    """Notes for one slot; `stream` is taken."""
+    """Notes for one slot. `stream` must have been taken."""
 
     def __init__(
         self, stream: TableStream, system: System, slot: str, publication: str, shared: str = ""
     ) -> None:
-        """`shared` is the stream of all tables, if there is one."""
+        """`shared` is the name of the shared stream, if there is one."""
         self._stream = stream
         self._slot = slot
         self._system = system
@@ -96,18 +95,19 @@ class Control:
         )
         self._written = 0
         last = stream.last
-        self.found = None if last is None else _decoded(last.body)
+        #: The last note before this session, or None for new streams.
+        self.previous = None if last is None else _decoded(last.body)
         #: The position of the last note.
-        self.lsn = parse_lsn(self.found.lsn) if self.found else Lsn(0)
-        self.tables = dict(self.found.tables) if self.found else {}
+        self.lsn = parse_lsn(self.previous.lsn) if self.previous else Lsn(0)
+        self.tables = dict(self.previous.tables) if self.previous else {}
         #: See `Note.position`.
-        self.position = self.found.position if self.found else None
+        self.position = self.previous.position if self.previous else None
 
     def states(self, shared: TableStream, names: Iterable[str]) -> dict[str, StreamState]:
-        """Return how far each table of the one stream is; `note` makes what that changes durable.
+        """Return how far each table of the shared stream is. `note` makes changes of that durable.
 
-        The last record says it for all tables, if it is a change. After a first copy it speaks of one
-        table, and the notes of the others.
+        If the last record is a change, it counts for all tables. If it belongs to a first copy, it
+        counts for one table, and the notes for the others.
         """
         tail, copied = shared.state, None
         if shared.last is not None and is_copied(shared.last):
@@ -117,49 +117,49 @@ class Control:
         if copied in self.tables and isinstance(tail, Position):
             self.tables[copied] = msgspec.structs.replace(self.tables[copied], copied=tail.lsn)
         self.forget_copies(())
-        found: dict[str, StreamState] = {}
+        states: dict[str, StreamState] = {}
         for name in names:
             noted = self.tables.get(name)
             if noted is not None and noted.copied:
-                found[name] = self._position_after(noted.copied)
+                states[name] = self._position_after(noted.copied)
             else:
-                found[name] = tail if name == copied and isinstance(tail, CopyPosition) else None
-        return found
+                states[name] = tail if name == copied and isinstance(tail, CopyPosition) else None
+        return states
 
     def _position_after(self, copied: str) -> Position:
-        """Return the last change of a table in the one stream, or its copy if that is newer."""
+        """Return a table's last change in the shared stream, or its copy if that is newer."""
         if self.position is not None and parse_lsn(self.position[0]) >= parse_lsn(copied):
             return Position(*self.position)
         return Position(copied, -1)
 
     def forget_copies(self, names: Iterable[str]) -> None:
-        """Have these tables copied again; changes before the copies do not count if all are."""
+        """Have tables copied again. If all are, earlier changes no longer count."""
         for name in set(names) & self.tables.keys():
             self.tables[name] = msgspec.structs.replace(self.tables[name], copied="")
         if not any(noted.copied for noted in self.tables.values()):
             self.position = None
 
     async def note_columns(self, *tables: Table) -> None:
-        """Note durably which columns the streams of these tables declare from now on."""
+        """Note durably the columns that these tables' streams declare from now on."""
         for table in tables:
             self.tables[table.full_name] = TableNote.of(table)
         await self.note(self.lsn)
 
-    def adopt_marks(self, table: str, found: Sequence[str]) -> None:
-        """Take over the marks of a table that is not altered; `note` makes that durable."""
+    def adopt_marks(self, table: str, table_marks: Sequence[str]) -> None:
+        """Adopt the marks of an unaltered table. `note` makes that durable."""
         noted = self.tables[table]
-        marks = adopted_marks(noted.marks, found)
+        marks = adopted_marks(noted.marks, table_marks)
         self.tables[table] = msgspec.structs.replace(noted, marks=marks)
 
     async def note_copied(self, table: str, lsn: str) -> None:
-        """Note durably that the first copy of a table is complete."""
+        """Note durably that a table's first copy is complete."""
         self.tables[table] = msgspec.structs.replace(self.tables[table], copied=lsn)
         await self.note(self.lsn)
 
     def drop_others(self, names: Iterable[str]) -> bool:
-        """Drop the notes of other tables, and return whether there were any; `note` makes that durable.
+        """Drop the notes of other tables. Returns whether there were any. `note` makes that durable.
 
-        They are copied again if they come back.
+        A table that comes back is copied again.
         """
         others = self.tables.keys() - set(names)
         for name in others:
@@ -167,12 +167,12 @@ class Control:
         return bool(others)
 
     async def forget_others(self, names: Iterable[str]) -> None:
-        """Note durably that other tables are not followed."""
+        """Note durably that other tables are no longer followed."""
         if self.drop_others(names):
             await self.note(self.lsn)
 
     def check_key(self, table: Table) -> None:
-        """Raise if the table got another key: readers of its stream could not follow."""
+        """Raise if the table's key changed, which readers of its stream cannot follow."""
         noted = self.tables.get(table.full_name)
         if noted is not None and noted.key != table.key:
             raise SourceUnusableError(
@@ -206,18 +206,19 @@ class Control:
 
     def check_database(self) -> None:
         """Raise if the streams belong to another database cluster."""
-        if self.found is not None and self.found.system != self._note.system:
+        if self.previous is not None and self.previous.system != self._note.system:
             raise SourceUnusableError(
-                f"the streams hold tables of the database cluster {self.found.system}, and this one is "
-                f"{self._note.system}: name another --slot and --prefix, or connect to the other one"
+                f"the streams hold tables of the database cluster {self.previous.system}, and this "
+                f"one is {self._note.system}: name another --slot and --prefix, or connect to the "
+                "other one"
             )
 
     def check_streams(self) -> None:
-        """Raise if the slot has filled other streams: what they have would be missing here."""
-        if self.found is not None and self.found.stream != self._note.stream:
+        """Raise if the slot has filled other streams, whose records would be missing here."""
+        if self.previous is not None and self.previous.stream != self._note.stream:
             there, here = (
                 f"the stream {stream!r} with all tables" if stream else "a stream for each table"
-                for stream in (self.found.stream, self._note.stream)
+                for stream in (self.previous.stream, self._note.stream)
             )
             raise SourceUnusableError(
                 f"replication slot {self._slot!r} fills {there}, and cannot fill {here}: name another "
@@ -225,11 +226,14 @@ class Control:
             )
 
     def check_slot(
-        self, slot: Slot | None, followed: Iterable[Position | CopyPosition], current: Lsn
-    ) -> Slot:
-        """Return the slot if it has everything that the streams lack; raises SlotLostError otherwise.
+        self,
+        slot: ReplicationSlot | None,
+        followed: Iterable[Position | CopyPosition],
+        current: Lsn,
+    ) -> ReplicationSlot:
+        """Return the slot if it has everything that the streams lack. Raises SlotLostError otherwise.
 
-        `followed` is how far the streams are, and `current` the end of the server's log.
+        `followed` has the streams' positions. `current` is the end of the server's log.
         """
         if slot is None:
             raise SlotLostError(self._slot, "does not exist any more")
@@ -238,7 +242,7 @@ class Control:
                 self._slot, "is invalid, because PostgreSQL removed the log it needs"
             )
         positions = list(followed)
-        # Only changes are ever confirmed, and not the snapshot of a copy, which may be ahead of them.
+        # Only changes are ever confirmed. A copy's snapshot may be ahead of them.
         changes = [p for p in positions if isinstance(p, Position) and p.index >= 0]
         confirmable = max([self.lsn, *(parse_lsn(position.lsn) for position in changes)])
         if slot.confirmed > confirmable:
@@ -256,18 +260,18 @@ class Control:
             )
         return slot
 
-    async def note_slot(self, slot: Slot) -> None:
-        """Note durably where the slot is, and its timeline; `check_slot` comes first.
+    async def note_slot(self, slot: ReplicationSlot) -> None:
+        """Note durably the slot's position and timeline. Call `check_slot` first.
 
-        A copy that is restarted hides the change up to which the slot was confirmed.
+        A restarted copy hides the change up to which the slot was confirmed.
         """
-        moved = self.found is not None and self.found.timeline != self._system.timeline
+        moved = self.previous is not None and self.previous.timeline != self._system.timeline
         if moved or slot.confirmed > self.lsn:
             await self.note(max(slot.confirmed, self.lsn))
 
     def _end_of_timeline(self) -> Lsn:
-        """Return up to where the server's log is the one that the streams were filled from."""
-        noted = self.found.timeline if self.found is not None else 0
+        """Return where the server's log leaves the one that the streams were filled from."""
+        noted = self.previous.timeline if self.previous is not None else 0
         if noted in (0, self._system.timeline):
             return Lsn(U64_MAX)
         return self._system.ends.get(noted, Lsn(0))

@@ -1,6 +1,6 @@
-"""COPY of a table in a snapshot, as blocks of lines of its text form.
+"""Runs COPY on a table in a snapshot, and yields its text form in blocks of lines.
 
-It takes no lock that stops writers, and waits for its reader.
+Takes no lock that would stop writers, and waits for its reader.
 """
 
 from __future__ import annotations
@@ -10,29 +10,24 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from streamfold.extras import needing_extra
 from streamfold.ingest.errors import SnapshotLostError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import Table, identifiers, key_values
 from streamfold.ingest.postgres.connection import Database, named_failures
-from streamfold.ingest.postgres.libpq import CopyConnection
 from streamfold.ingest.postgres.pgoutput import Row
 from streamfold.ingest.postgres.slot import creating
-
-if TYPE_CHECKING:
-    # Only for types: at run time this would load the compiler.
-    from streamfold.ingest.postgres.libpq_kernel import LineFiller
 
 with needing_extra("postgres"):
     import psycopg2
     import psycopg2.errors
     from psycopg2 import sql
 
-#: Blocks that COPY may be ahead of its reader, and their bytes: larger ones hold one long line.
-_BLOCKS_AHEAD: Final = 4
+#: Bytes per block, exceeded by at most one line, and the blocks that COPY may be ahead of its reader.
 _BLOCK_BYTES: Final = 1 << 20
-#: Seconds between two requests to end COPY: one that comes before the statement has no effect.
+_BLOCKS_AHEAD: Final = 4
+#: Seconds between requests to cancel COPY. One that arrives before the statement has no effect.
 _CANCEL_AGAIN: Final = 0.2
 _ESCAPES: Final = {
     ord("b"): b"\b", ord("f"): b"\f", ord("n"): b"\n", ord("r"): b"\r", ord("t"): b"\t",
@@ -40,30 +35,30 @@ _ESCAPES: Final = {
 }  # fmt: skip
 
 
-class Snapshot(NamedTuple):
-    """A state of the database, for other connections."""
+class DatabaseSnapshot(NamedTuple):
+    """A database state that other connections can use."""
 
     lsn: str
     name: str
 
 
 @asynccontextmanager
-async def exported_snapshot(database: Database) -> AsyncIterator[Snapshot]:
-    """Yield a snapshot, which is valid in the block.
+async def exported_snapshot(database: Database) -> AsyncIterator[DatabaseSnapshot]:
+    """Export a snapshot for the duration of the block.
 
-    It holds every transaction with a commit before the LSN, and no other. PostgreSQL makes it when the
-    transactions that are open have ended.
+    It contains exactly the transactions committed before its LSN. PostgreSQL first waits for all open
+    transactions to end.
     """
     connection = await asyncio.to_thread(database.connect_replication)
 
-    def export() -> Snapshot:
+    def export() -> DatabaseSnapshot:
         with named_failures(database.shown), connection.cursor() as cursor:
             name = f"streamfold_copy_{connection.info.backend_pid}"
             cursor.execute(
                 f"CREATE_REPLICATION_SLOT {name} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
             )
             _, lsn, snapshot, _ = cursor.fetchone()
-            return Snapshot(str(lsn), str(snapshot))
+            return DatabaseSnapshot(str(lsn), str(snapshot))
 
     try:
         yield await creating(database, connection, export)
@@ -74,7 +69,7 @@ async def exported_snapshot(database: Database) -> AsyncIterator[Snapshot]:
 def copy_query(
     cursor: Any, table: Table, after: Sequence[str] | None, values: sql.Composable
 ) -> str:
-    """Return the COPY of values of all rows, or of those after a key, in the order of the key."""
+    """Return the COPY of all rows' values, or of those after a key, in key order."""
     where = sql.SQL("")
     if after is not None:
         where = sql.SQL("WHERE ({}) > {} ").format(identifiers(table.key), key_values(table, after))
@@ -94,13 +89,9 @@ async def copied_blocks(
     snapshot: str,
     after: Sequence[str] | None,
     values: sql.Composable,
-    find_filler: Callable[[], LineFiller | None],
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Yield the lines of COPY, many at once; it waits for its reader.
-
-    `find_filler` is asked before each block until it has one.
-    """
-    copying = _Copying(database, table, snapshot, after, values, find_filler)
+    """Yield the lines of COPY in blocks. COPY waits for its reader."""
+    copying = _Copying(database, table, snapshot, after, values)
     try:
         yield _whole_lines(copying.blocks())
     finally:
@@ -108,7 +99,7 @@ async def copied_blocks(
 
 
 class _Copying:
-    """COPY in a thread."""
+    """Runs COPY in a thread."""
 
     def __init__(
         self,
@@ -117,9 +108,7 @@ class _Copying:
         snapshot: str,
         after: Sequence[str] | None,
         values: sql.Composable,
-        find_filler: Callable[[], LineFiller | None],
     ) -> None:
-        self._find_filler = find_filler
         self._blocks: queue.Queue[bytes | None] = queue.Queue(_BLOCKS_AHEAD)
         self._database, self._table = database, table
         self._snapshot, self._after, self._values = snapshot, after, values
@@ -153,7 +142,7 @@ class _Copying:
         try:
             self._put(None)
         except InterruptedError:
-            # A reader that waits must not wait on; one that does not has no room for it.
+            # Wakes a waiting reader. If the queue is full, no reader is waiting.
             with suppress(queue.Full):
                 self._blocks.put_nowait(None)
 
@@ -164,14 +153,9 @@ class _Copying:
                 cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 self._use_snapshot(cursor)
                 query = copy_query(cursor, self._table, self._after, self._values)
-            # Not by psycopg2, which takes and releases the lock of Python for each line.
-            copying = CopyConnection.copying(connection, query)
-            filler = self._find_filler()
-            while block := (
-                copying.pull_lines(_BLOCK_BYTES) if filler is None else filler.pull_lines(copying)
-            ):
-                self._put(block)
-                filler = filler or self._find_filler()
+                lines = _Lines(self._put)
+                cursor.copy_expert(query, lines)
+                lines.flush()
         finally:
             connection.close()
 
@@ -180,17 +164,37 @@ class _Copying:
         try:
             cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(name))
         except (psycopg2.errors.UndefinedObject, psycopg2.errors.InvalidParameterValue) as error:
-            # The connection that exported it is broken, and nothing else has noticed yet.
+            # The exporting connection broke, and nothing else has noticed yet.
             raise SnapshotLostError(self._database.shown) from error
 
     def stop(self) -> None:
-        """End the thread, wherever it is."""
+        """Stop the thread."""
         self._stopped = True
         while self._thread.is_alive():
             if self._connection is not None:
                 with suppress(psycopg2.Error):  # it was closed meanwhile
                     self._connection.cancel()
             self._thread.join(_CANCEL_AGAIN)
+
+
+class _Lines:
+    """A file for psycopg2, which writes single lines. Passes them on in blocks."""
+
+    def __init__(self, put: Callable[[bytes], None]) -> None:
+        self._put = put
+        self._lines: list[bytes] = []
+        self._size = 0
+
+    def write(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._size += len(line)
+        if self._size >= _BLOCK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._lines:
+            self._put(b"".join(self._lines))
+            self._lines, self._size = [], 0
 
 
 async def _whole_lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -204,7 +208,7 @@ async def _whole_lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def split_line(line: bytes) -> Row:
-    """Split a line of COPY's text form into values; SourceUnusableError if it has another form."""
+    """Split a line of COPY's text form into values. Raises SourceUnusableError if malformed."""
     if b"\\" not in line:
         return tuple(line.split(b"\t"))
     try:
@@ -220,13 +224,13 @@ def _unescaped(text: bytes) -> bytes:
     if b"\\" not in text:
         return text
     first, *parts = text.split(b"\\")
-    found, at = [first], 0
+    pieces, at = [first], 0
     while at < len(parts):
         part = parts[at]
         if part:
-            found.append(_ESCAPES[part[0]] + part[1:])
-        else:  # an escaped backslash is two, with nothing between them
+            pieces.append(_ESCAPES[part[0]] + part[1:])
+        else:  # an escaped backslash leaves an empty part
             at += 1
-            found.append(b"\\" + parts[at])
+            pieces.append(b"\\" + parts[at])
         at += 1
-    return b"".join(found)
+    return b"".join(pieces)

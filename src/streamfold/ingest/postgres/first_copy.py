@@ -1,20 +1,21 @@
-"""The first copy of a table: all rows as of one snapshot, in the order of the key, resumable.
+"""The first copy of a table: all rows as of one snapshot, in key order. It can be resumed.
 
-A copy that was interrupted continues after the last key in the stream, in a newer snapshot; the changes
-since the first snapshot follow it all the same, so rows that were copied earlier catch up, and for the
-others they repeat what the copy has.
+An interrupted copy continues after the last key in the stream, in a newer snapshot. All changes since
+the first snapshot follow: they bring rows that were copied earlier up to date, and repeat what the copy
+already has for the others.
 
-Where client and database allow it, lines of COPY become encoded appends at once (`encoded_copy`);
-otherwise rows become records one by one. The records are the same.
+Native code writes most records straight from lines of COPY. `RowEncoder` writes rows with long keys,
+the last row of each append, and rows with values that native code rejects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final
 
-from streamfold.ingest.cancellation import raise_if_cancelled
+from streamfold._native import LineWriter, append_records
+from streamfold.follow.clients.client import EncodedBatch, encoded_header, encoded_record
 from streamfold.ingest.errors import CopyStaleError, SourceUnusableError
 from streamfold.ingest.postgres.catalog import (
     Table,
@@ -24,95 +25,165 @@ from streamfold.ingest.postgres.catalog import (
     shape,
 )
 from streamfold.ingest.postgres.connection import Database
-from streamfold.ingest.postgres.copy_source import Snapshot, copied_blocks, split_line
-from streamfold.ingest.postgres.encoding.encoded_copy import (
-    KERNEL_FROM,
-    EncodedLines,
-    has_room,
-    line_filler,
-    wait_for_kernel,
-)
-from streamfold.ingest.postgres.encoding.rows import RowEncoder
-from streamfold.ingest.postgres.pgoutput import Row
+from streamfold.ingest.postgres.copy_source import DatabaseSnapshot, copied_blocks, split_line
+from streamfold.ingest.postgres.rows import RowEncoder
+from streamfold.ingest.postgres.values import kind_of
 from streamfold.ingest.table_stream import (
     CopyPosition,
     Position,
     TableStream,
     copy_end_headers,
     copy_headers,
+    raise_if_cancelled,
 )
-from streamfold.model.records import BATCH_RECORDS_MAX, Record, metered_size
+from streamfold.model.records import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    Header,
+    Record,
+    metered_size,
+)
 
-#: Bytes of appends that are sent together; as many are gathered meanwhile. After the last of them the
-#: server waits for its disk, and for the next: fewer would let it wait more often, and commit more.
+#: Bytes of appends sent together, while as many are gathered. With less, the server would wait for its
+#: disk more often, and make more commits.
 _BYTES_TOGETHER: Final = 16 << 20
-#: The encoding of databases whose texts may be any bytes, which JSON cannot hold.
-_ANY_BYTES: Final = "SQL_ASCII"
+#: Bytes reserved in each append for the key header of its last record. Longer keys are measured.
+KEY_RESERVE: Final = 8 << 10
+_ROOM: Final = BATCH_BYTES_MAX - KEY_RESERVE
+#: Maximum bytes of a key that native code writes. As JSON it takes at most six times as many, plus
+#: quotes, which fits into `KEY_RESERVE`. Longer keys are measured.
+_KEY_MAX: Final = 1 << 10
+#: Maximum bytes of a block for native code. A larger one holds a long line, where Python is as fast.
+_BLOCK_MAX: Final = 4 << 20
 
-B = TypeVar("B")
 
-
-class CopyBatches:
-    """Gathers copied rows into appends; the last record of each says where to resume."""
+class EncodedLines:
+    """Gathers lines into encoded appends. The last record of each says where to resume."""
 
     def __init__(self, encoder: RowEncoder, lsn: str, rows: int) -> None:
         self._encoder = encoder
         self._opening = encoder.opening(b"r")
         self._lsn = lsn
         self.rows = rows
-        self._batch: list[Record] = []
-        self._size = 0
-        self._last: Row = ()
+        #: Encoded records of the batch; the last part is the last record.
+        self._parts: list[bytes | memoryview] = []
+        self._count = self._metered = 0
+        #: The last line of the batch.
+        self._last = b""
+        self._writer = self._line_writer()
 
-    def add(self, row: Row) -> list[Record]:
-        """Add a row; returns a full batch, or nothing."""
+    def add(self, lines: bytes) -> Iterator[EncodedBatch]:
+        """Yield the batches that these whole lines fill."""
+        at = 0
+        while at < len(lines):
+            if len(lines) <= _BLOCK_MAX:
+                at = self._write(lines, at)
+                if at == len(lines):
+                    break
+                if self._count == BATCH_RECORDS_MAX:
+                    yield self.flush()
+                    continue
+            # The batch is full, or native code leaves this line to the encoder.
+            end = lines.index(b"\n", at)
+            if self._add_line(lines[at:end]):
+                at = end + 1
+            else:
+                yield self.flush()
+
+    def _line_writer(self) -> LineWriter:
+        position, copied = copy_headers(self._lsn, 0)
+        overhead = metered_size(Record(b"", (position, copied))) - len(copied.value)
+        before = self._opening + b',"after":{'
+        columns = []
+        for at, (name, type_oid) in enumerate(self._encoder.columns):
+            columns.append((before + name, kind_of(type_oid), at in self._encoder.key))
+            before = b","
+        header = encoded_header(position)
+        return LineWriter(columns, b"}}", header, copied.name, overhead, _KEY_MAX)
+
+    def _write(self, lines: bytes, at: int) -> int:
+        """Add lines with native code. Returns the offset of the first line that it did not add."""
+        content, following, records, metered, line, last = self._writer.write(
+            lines, at, self.rows + 1, BATCH_RECORDS_MAX - self._count, max(0, _ROOM - self._metered)
+        )
+        if records:
+            view = memoryview(content)
+            self._parts += (view[:last], view[last:])
+            self._last = lines[line : following - 1]
+            self._count += records
+            self.rows += records
+            self._metered += metered
+        return following
+
+    def _add_line(self, line: bytes) -> bool:
+        """Add a line with the encoder. Returns False and changes nothing if the batch is full."""
+        row = split_line(line)
         body = b'%s,"after":%s}' % (self._opening, self._encoder.image(row))
         record = self._encoder.record(body, row, copy_headers(self._lsn, self.rows + 1))
         size = metered_size(record)
-        full: list[Record] = []
-        if self._batch and (
-            len(self._batch) == BATCH_RECORDS_MAX
-            or not has_room(self._size + size, self._encoder.key_texts(row))
-        ):
-            full = self.flush()
+        full = self._count == BATCH_RECORDS_MAX or not _has_room(
+            self._metered + size, self._encoder.key_texts(row)
+        )
+        if self._count and full:
+            return False
+        self._parts.append(encoded_record(record))
+        self._last = line
+        self._count += 1
         self.rows += 1
-        self._batch.append(record)
-        self._size += size
-        self._last = row
-        return full
+        self._metered += size
+        return True
 
-    def flush(self) -> list[Record]:
+    def flush(self) -> EncodedBatch:
         """Return what was gathered."""
-        batch, self._batch, self._size = self._batch, [], 0
-        if batch:
-            key = self._encoder.key_texts(self._last)
-            headers = copy_headers(self._lsn, self.rows, key)
-            batch[-1] = self._encoder.record(batch[-1].body, self._last, headers)
-        return batch
+        parts, count, metered = self._parts, self._count, self._metered
+        self._parts, self._count, self._metered = [], 0, 0
+        if parts:
+            row = split_line(self._last)
+            ((_, _, body),) = append_records(bytes(parts[-1]))
+            headers = copy_headers(self._lsn, self.rows, self._encoder.key_texts(row))
+            record = self._encoder.record(body, row, headers)
+            parts[-1] = encoded_record(record)
+            metered += _key_size(headers[-1])
+        return EncodedBatch(count, metered, b"".join(parts), self.rows)
+
+
+def _has_room(metered: int, key: Sequence[str]) -> bool:
+    """Return whether an append of this size has room for the key in its last record."""
+    # Native code does not measure keys. It leaves those that could exceed the reserve to the encoder.
+    key_size = _key_size(copy_headers("", 0, key)[-1])
+    return metered + max(KEY_RESERVE, key_size) <= BATCH_BYTES_MAX
+
+
+def _key_size(header: Header) -> int:
+    return metered_size(Record(b"", (header,))) - metered_size(Record(b""))
 
 
 async def copy_table(
     database: Database,
     table: Table,
     stream: TableStream,
-    snapshot: Snapshot,
+    snapshot: DatabaseSnapshot,
     copied: CopyPosition,
     on_rows: Callable[[int, int], None],
 ) -> None:
-    """Append all rows that the stream lacks, and then the mark that the copy is complete.
+    """Append all rows that the stream lacks, then mark the copy as complete.
 
-    `on_rows` gets the rows of the stream, and the bytes of each append. Raises CopyStaleError instead
-    of the mark if the columns are no longer those of `table`.
+    Calls `on_rows` with the number of rows in the stream and the bytes of each append. Raises
+    CopyStaleError instead of marking it if the columns differ from those of `table`.
     """
     columns = [(column.name, column.type_oid) for column in table.columns]
     named = stream.table is not None
     encoder = RowEncoder(table.full_name, columns, table.key, copying=True, named=named)
     if copied.key is None:
         await stream.append([Record(table.declaration(named=named), copy_headers(copied.lsn, 0))])
-    quick = stream.takes_encoded and await asyncio.to_thread(_is_unicode, database)
-    copy = _copy_encoded if quick else _copy_rows
+    lines = EncodedLines(encoder, copied.lsn, copied.rows)
+    values = identifiers(column.name for column in table.columns)
     try:
-        await copy(_Source(database, table, snapshot.name, copied), encoder, stream, on_rows)
+        async with (
+            _Appending(stream, on_rows) as appending,
+            copied_blocks(database, table, snapshot.name, copied.key, values) as blocks,
+        ):
+            await _append_lines(blocks, lines, appending)
     except SourceUnusableError:
         await asyncio.to_thread(_check_columns, database, table)  # a change of them explains it
         raise
@@ -123,91 +194,43 @@ async def copy_table(
 
 
 def _check_columns(database: Database, table: Table) -> None:
-    """Raise CopyStaleError if COPY may have seen other types than those that its rows were read as.
+    """Raise CopyStaleError if COPY may have used other column types than `table` has.
 
-    A snapshot does not keep the types: COPY sees those of the moment when it locks the table. And it
-    sees no row of a table that was written anew after the snapshot.
+    A snapshot does not freeze types: COPY sees those in force when it locks the table. It sees no rows
+    of a table that was rewritten after the snapshot.
     """
     with database.query() as cursor:
-        found = find_table(cursor, table.full_name)
-    now = {} if found is None else shape(found.columns)
-    # Columns that were added are not in the copy; the log declares them with their first change.
+        current = find_table(cursor, table.full_name)
+    now = {} if current is None else shape(current.columns)
+    # Added columns are not in the copy. The log declares them with their first change.
     if not shape(table.columns).items() <= now.items():
         raise CopyStaleError(table.full_name, "its columns changed during the copy")
-    if found is not None and is_altered(table.marks, found.marks):
+    if current is not None and is_altered(table.marks, current.marks):
         raise CopyStaleError(table.full_name, "it was altered during the copy")
 
 
-class _Source(NamedTuple):
-    """What is left to copy."""
-
-    database: Database
-    table: Table
-    snapshot: str
-    copied: CopyPosition
-
-    def blocks(self) -> Any:
-        values = identifiers(column.name for column in self.table.columns)
-        return copied_blocks(
-            self.database, self.table, self.snapshot, self.copied.key, values, line_filler
-        )
-
-
-def _is_unicode(database: Database) -> bool:
-    with database.query() as cursor:
-        return bool(cursor.connection.info.parameter_status("server_encoding") != _ANY_BYTES)
-
-
-async def _copy_encoded(
-    source: _Source,
-    encoder: RowEncoder,
-    stream: TableStream,
-    on_rows: Callable[[int, int], None],
+async def _append_lines(
+    blocks: AsyncIterator[bytes], gathered: EncodedLines, appending: _Appending
 ) -> None:
-    gathered = EncodedLines(encoder, source.copied.lsn, source.copied.rows)
-    async with _Appending(stream.append_encoded, on_rows) as appending, source.blocks() as found:
-        async for lines in found:
-            # Not for a table of one block; the size of one with partitions is not known.
-            if source.table.size_bytes >= KERNEL_FROM or gathered.rows > source.copied.rows:
-                await wait_for_kernel()
-            for batch in gathered.add(lines):
-                await appending.add(batch, batch.metered, batch.rows)
-        if (rest := gathered.flush()).record_count:
-            await appending.add(rest, rest.metered, rest.rows)
-        await appending.flush()
+    async for lines in blocks:
+        for batch in gathered.add(lines):
+            await appending.add(batch)
+    if (rest := gathered.flush()).record_count:
+        await appending.add(rest)
+    await appending.flush()
 
 
-async def _copy_rows(
-    source: _Source,
-    encoder: RowEncoder,
-    stream: TableStream,
-    on_rows: Callable[[int, int], None],
-) -> None:
-    batches = CopyBatches(encoder, source.copied.lsn, source.copied.rows)
-    async with _Appending(stream.append_each, on_rows) as appending, source.blocks() as found:
-        async for lines in found:
-            for line in lines[:-1].split(b"\n"):
-                if full := batches.add(split_line(line)):
-                    appended = batches.rows - 1  # the row that did not fit is in the next one
-                    await appending.add(full, sum(map(metered_size, full)), appended)
-        if rest := batches.flush():
-            await appending.add(rest, sum(map(metered_size, rest)), batches.rows)
-        await appending.flush()
-
-
-class _Appending(Generic[B]):
+class _Appending:
     """Appends batches while the next ones are gathered."""
 
-    def __init__(
-        self, append: Callable[[list[B]], Awaitable[None]], on_rows: Callable[[int, int], None]
-    ) -> None:
-        self._append_all = append
+    def __init__(self, stream: TableStream, on_rows: Callable[[int, int], None]) -> None:
+        self._stream = stream
         self._on_rows = on_rows
-        self._gathered: list[B] = []
-        self._rows = self._size = 0
+        self._gathered: list[EncodedBatch] = []
+        self._size = 0
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> _Appending[B]:
+    async def __aenter__(self) -> _Appending:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -215,11 +238,10 @@ class _Appending(Generic[B]):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def add(self, batch: B, size: int, rows: int) -> None:
-        """Add a batch, after which the stream has so many rows; waits if enough are gathered."""
+    async def add(self, batch: EncodedBatch) -> None:
+        """Add a batch. Waits if enough are gathered."""
         self._gathered.append(batch)
-        self._rows = rows
-        self._size += size
+        self._size += batch.metered
         if self._size >= _BYTES_TOGETHER:
             await self._send()
 
@@ -234,13 +256,13 @@ class _Appending(Generic[B]):
         if self._gathered:
             batches, self._gathered = self._gathered, []
             size, self._size = self._size, 0
-            self._task = asyncio.create_task(self._append(batches, size, self._rows))
+            self._task = asyncio.create_task(self._append(batches, size))
 
     async def _settle(self) -> None:
         if self._task is not None:
             await self._task
             self._task = None
 
-    async def _append(self, batches: list[B], size: int, rows: int) -> None:
-        await self._append_all(batches)
-        self._on_rows(rows, size)
+    async def _append(self, batches: list[EncodedBatch], size: int) -> None:
+        await self._stream.append_encoded(batches)
+        self._on_rows(batches[-1].rows, size)

@@ -1,7 +1,7 @@
 """Follows a slot: reads changes, appends them, and confirms what the streams have.
 
-While one batch is on its way to the streams the next is read; beyond that, reading waits. So memory is
-bounded whatever the size of a transaction, and PostgreSQL keeps what is not read.
+Reads at most one batch ahead of the one being appended. So memory is bounded for transactions of any
+size, and PostgreSQL retains unread changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import msgspec
 
 from streamfold.errors import RetryLaterError, StreamfoldError
 from streamfold.extras import needing_extra
-from streamfold.ingest.cancellation import raise_if_cancelled
 from streamfold.ingest.errors import (
     CopyStaleError,
     SlotLostError,
@@ -35,7 +34,7 @@ from streamfold.ingest.postgres.catalog import (
     shape,
     table_marks,
 )
-from streamfold.ingest.postgres.change_batches import ChangeBatch, ChangeBatches, joined
+from streamfold.ingest.postgres.change_writer import ChangeBatch, ChangeBatches, joined
 from streamfold.ingest.postgres.changes import ChangeRecords, TableRecord
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
@@ -53,45 +52,45 @@ from streamfold.ingest.postgres.publication import find_published, is_same_mark,
 from streamfold.ingest.postgres.replication import Replication
 from streamfold.ingest.postgres.slot import current_lsn, find_slot
 from streamfold.ingest.progress import IngestProgress
-from streamfold.ingest.table_stream import TableStream
+from streamfold.ingest.table_stream import TableStream, raise_if_cancelled
 
 if TYPE_CHECKING:
-    # Only for types: at run time this would load the compiler.
-    from streamfold.ingest.postgres.encoding.runs import Run
+    # For types only.
+    from streamfold._native import Run
 
 with needing_extra("postgres"):
     import psycopg2.errors
 
 logger = logging.getLogger(__name__)
 
-#: What a query of a table fails with that was changed after it was described.
+#: Errors of a query on a table that changed after it was described.
 _UNDEFINED: Final = (psycopg2.errors.UndefinedColumn, psycopg2.errors.UndefinedTable)
 
-#: Why a table is copied again: see `table_marks`.
+#: Why a table is copied again. See `table_marks`.
 _ALTERED: Final = (
     "it, a type of its columns or a partition was altered, and PostgreSQL's log does not tell how rows "
     "look now"
 )
 
-#: Bytes of records in a batch for all streams: a few appends of the largest size.
+#: Bytes of records per batch, for all streams: a few appends of maximum size.
 _BATCH_BYTES: Final = 4 << 20
-#: Seconds from one append, and from one run of messages, to the next: for each change alone, ingester
-#: and server would work many times as long. A change after a pause does not wait.
+#: Seconds between appends, and between runs of messages: one append per change would cost ingester and
+#: server many times as much. A change after a pause does not wait.
 _GATHER: Final = 0.05
-#: Seconds from one append to the next under load: when a batch has more changes than `_LIGHT`. It is
-#: appended earlier when it has so many bytes.
+#: Seconds between appends under load, which is more than `_LIGHT` changes per batch. A batch of
+#: `_APPEND_BYTES` is appended earlier.
 _GATHER_LOADED: Final = 0.2
 _LIGHT: Final = 200
 _APPEND_BYTES: Final = 1 << 20
-#: What a Unix socket holds before the server waits for room, less a margin; and what a message takes of
-#: it beside its own bytes.
+#: Bytes that a Unix socket holds before the server must wait, less a margin, and the overhead of each
+#: message.
 _SOCKET_BYTES: Final = 128 << 10
 _SOCKET_MESSAGE: Final = 768
-#: Seconds from a look at the server that found nothing to the next at least.
+#: Minimum seconds between a poll that found nothing and the next one.
 _LOOK_AGAIN: Final = 0.001
-#: Seconds between two confirmations at least; PostgreSQL frees its log by them.
+#: Minimum seconds between confirmations, which let PostgreSQL free its log.
 _CONFIRM: Final = 1.0
-#: Seconds that the last note of a session may take: the ingester is being stopped.
+#: Maximum seconds for the last note of a session, while the ingester is being stopped.
 _NOTE_END: Final = 5.0
 _DOMAINS = """
 WITH RECURSIVE d AS (
@@ -133,25 +132,25 @@ class Following:
         self.changes = ChangeRecords(
             self._base_type, self._look_up, self._on_columns, self._one_stream
         )
-        #: Tables with the columns that are declared, also by records that are not appended yet.
+        #: Tables with their declared columns, including declarations that are not appended yet.
         self._declared = dict(control.tables)
-        #: What PostgreSQL may be sent as confirmed: a stream or a note has it.
+        #: The position that may be confirmed to PostgreSQL: a stream or a note has it.
         self._confirmed = Lsn(0)
-        #: The streams have every change before it; beyond `_confirmed` only a note makes it durable.
+        #: The streams have all changes before this. Beyond `_confirmed`, only a note makes it durable.
         self._reached = Lsn(0)
         self._noting = asyncio.Lock()
         self._gathered = ChangeBatches(self.changes, streams)
         self._appending: asyncio.Task[None] | None = None
         self._appended_at = 0.0
-        #: When messages were last gathered.
+        #: When messages last arrived.
         self._gathered_at = 0.0
-        #: Seconds spent waiting for the server since it last sent anything.
+        #: Seconds spent waiting since the server last sent anything.
         self._silent = 0.0
 
     async def run(self, slot: str, heartbeat: float, silence: float) -> None:
-        """Follow until cancelled; raises SourceUnavailableError when the connection breaks.
+        """Follow until cancelled. Raises SourceUnavailableError when the connection breaks.
 
-        It counts as broken after `silence` seconds in which the server answers nothing.
+        `silence`: seconds without an answer after which it counts as broken.
         """
         connection = await asyncio.to_thread(self._database.connect_replication)
         try:
@@ -161,7 +160,7 @@ class Following:
                 await self._loop(replication, slot, heartbeat, silence)
         except SourceUnusableError as error:
             if isinstance(error.__cause__, psycopg2.errors.UndefinedObject):
-                # The slot; or the publication, as it was when a change was made.
+                # Either the slot, or the publication as of a change, does not exist.
                 raise SlotLostError(slot, f"cannot be followed ({error.message})") from error
             raise
         finally:
@@ -172,9 +171,9 @@ class Following:
             await self._note_end()
 
     def _check_slot(self, name: str) -> None:
-        """Raise SlotLostError if the slot was moved or made anew since the session looked at it.
+        """Raise SlotLostError if the slot was moved or recreated since the session checked it.
 
-        From now on only this connection can do that. Copies may have taken hours.
+        The copies may have taken hours. From now on only this connection can move it.
         """
         with self._database.query() as cursor:
             slot, current = find_slot(cursor, name), current_lsn(cursor)
@@ -201,7 +200,7 @@ class Following:
                 await self._adopt(await asyncio.to_thread(self._observe, slot))
                 await self._trim()
                 self._on_progress()
-            # A server that shuts down asks again and again until everything is confirmed.
+            # A server that shuts down keeps asking until everything is confirmed.
             if now - confirmed_at >= _CONFIRM or (replication.asked and self._is_idle()):
                 confirmed_at = now
                 await self._confirm(replication, silence)
@@ -211,23 +210,23 @@ class Following:
                 await self._wait(replication, min(_CONFIRM, heartbeat))
 
     async def _gather(self, replication: Replication) -> bool:
-        """Gather what comes until `_GATHER` after the last messages; returns whether that was all.
+        """Gather messages until `_GATHER` after the last run. Returns whether nothing is left.
 
-        It looks at the server so often that it need not wait for room in a socket.
+        Polls often enough that the server never waits for room in the socket.
         """
-        reader, any_came, pause = self._gathered.reader, False, 0.0
+        any_came, pause = False, 0.0
         looked_at = self._gathered_at
         while True:
-            came, now = replication.gather(reader), time.monotonic()
+            came, now = replication.gather(), time.monotonic()
             any_came = any_came or came.messages > 0
             left = self._gathered_at + _GATHER - now
             if not came.drained or left <= 0 or not any_came:
                 break
-            taken = came.size + _SOCKET_MESSAGE * came.messages
-            if not taken:
+            size = came.size + _SOCKET_MESSAGE * came.messages
+            if not size:
                 pause = max(2 * pause, _LOOK_AGAIN)
-            else:  # as long as the server takes to fill the socket
-                pause = (now - looked_at) * _SOCKET_BYTES / taken if taken < _SOCKET_BYTES else 0.0
+            else:  # the time that the server takes to fill the socket
+                pause = (now - looked_at) * _SOCKET_BYTES / size if size < _SOCKET_BYTES else 0.0
             looked_at = now
             await asyncio.sleep(min(pause, left))
         if any_came:
@@ -235,14 +234,14 @@ class Following:
         return came.drained
 
     async def _wait(self, replication: Replication, longest: float) -> None:
-        """Wait for the server, for the append that is under way, or until the next one is due."""
+        """Wait for the server, for the append in progress, or until the next append is due."""
         if self._appending is None and self._gathered.batch:
             longest = min(longest, self._due_after())
         loop, readable, socket = asyncio.get_running_loop(), asyncio.Event(), replication.fileno()
         waiting = asyncio.ensure_future(readable.wait())
         ours = {self._appending} if self._appending is not None else set()
         began = time.monotonic()
-        # Only here: unread messages would otherwise wake the loop all the time.
+        # Registered only here, because unread messages would wake the loop all the time.
         loop.add_reader(socket, readable.set)
         try:
             await asyncio.wait(
@@ -254,20 +253,17 @@ class Following:
         self._silent = 0.0 if readable.is_set() else self._silent + time.monotonic() - began
 
     async def _read(self, replication: Replication) -> bool:
-        """Add what was gathered to the batch; returns whether there was anything."""
-        received = replication.take(self._gathered.reader)
-        messages, run, at = received.messages, received.run, 0
-        self._gathered.count(len(messages))
-        while at < len(messages):
-            if run is not None:
-                at = self._write(run, at)
-            if at < len(messages):
-                await self._feed(messages[at])
+        """Add the gathered messages to the batch. Returns whether there were any."""
+        run, at = replication.take().run, 0
+        while at < len(run):
+            at = self._write(run, at)
+            if at < len(run):
+                await self._feed(run[at])
                 at += 1
-        return len(messages) > 0
+        return len(run) > 0
 
     def _write(self, run: Run, at: int) -> int:
-        """Add messages from `at` on by the kernel; returns the first that it leaves to `_feed`."""
+        """Add messages from `at` on with native code. Returns the first one left to `_feed`."""
         while at < len(run):
             idle = self._is_idle()
             written = self._gathered.write(run, at)
@@ -285,10 +281,10 @@ class Following:
         elif isinstance(event, Begin) and self._is_idle():
             self._reached = max(self._reached, event.commit_lsn)
         if self.changes.may_query(event):
-            found = await asyncio.to_thread(self._records, event)
+            records = await asyncio.to_thread(self._records, event)
         else:
-            found = self._records(event)
-        self._gathered.add(found)
+            records = self._records(event)
+        self._gathered.add(records)
 
     def _records(self, event: Event) -> list[TableRecord]:
         return list(self.changes.feed(event))
@@ -297,21 +293,23 @@ class Following:
         return self._domains.get(oid, oid)
 
     def _on_columns(self, name: str, relation: Relation) -> bytes | None:
-        """Return the declaration of added columns; CopyStaleError if more than that changed.
+        """Return the declaration of added columns, or None if there are none.
 
-        Also if updates and deletes do not send the key any more: they would name no row.
+        Raises CopyStaleError for any other change, and if updates and deletes no longer send the key.
         """
         noted = self._declared[name]
         keyed = {column.name for column in relation.columns if column.is_key}
-        if keyed and not keyed.issuperset(noted.key):  # without any, nothing but inserts can come
+        if keyed and not keyed.issuperset(noted.key):  # without any, only inserts can follow
             raise CopyStaleError(name, "its replica identity changed")
         old = shape(noted.columns)
         new = {}
         for column in relation.columns:
             base = self._base_type(column.type_oid)
-            # PostgreSQL does not send the modifier of a domain.
-            kept = old.get(column.name, (0, -1))[1] if base != column.type_oid else column.modifier
-            new[column.name] = (base, kept)
+            # PostgreSQL does not send the modifiers of domains.
+            modifier = (
+                old.get(column.name, (0, -1))[1] if base != column.type_oid else column.modifier
+            )
+            new[column.name] = (base, modifier)
         with self._database.query() as cursor:
             replaced = is_replaced(noted.columns, column_numbers(cursor, name))
             altered = is_altered(noted.marks, table_marks(cursor, [name]).get(name, ()))
@@ -324,7 +322,7 @@ class Following:
         if table is None:
             raise CopyStaleError(name, "it left the publication")
         if new.items() <= old.items() and old == shape(table.columns):
-            return None  # sent before the columns that are already noted were added
+            return None  # sent before the noted columns were added
         if is_altered(noted.marks, table.marks) or not is_extension(old, new, table):
             raise CopyStaleError(name, "its columns changed")
         self._tables[name] = table
@@ -338,19 +336,19 @@ class Following:
             self._domains = dict(cursor.fetchall())
 
     def _look_up(self, table: str, columns: Sequence[str], key: Sequence[str]) -> Row | None:
-        found = io.BytesIO()
+        output = io.BytesIO()
         try:
             with self._database.query() as cursor:
-                cursor.copy_expert(row_query(cursor, self._tables[table], columns, key), found)
+                cursor.copy_expert(row_query(cursor, self._tables[table], columns, key), output)
         except SourceUnusableError as error:
             if isinstance(error.__cause__, _UNDEFINED):
                 raise CopyStaleError(table, "its columns changed") from error
             raise
-        line, end, _ = found.getvalue().partition(b"\n")
+        line, end, _ = output.getvalue().partition(b"\n")
         return split_line(line) if end else None
 
     async def _append(self, *, wait: bool) -> None:
-        """Start to append the batch if it is due and none is under way; `wait` for that one."""
+        """Start appending the batch if it is due. With `wait`, first wait for the one in progress."""
         if self._appending is not None and (wait or self._appending.done()):
             await self._appending
             self._appending = None
@@ -361,21 +359,22 @@ class Following:
             self._appending = asyncio.create_task(self._append_batch(self._gathered.take()))
 
     def _due_after(self) -> float:
-        """Return seconds from the last append to that of the batch."""
+        """Return how many seconds after the last append the batch is due."""
         return _GATHER if self._gathered.batch.changes.total() <= _LIGHT else _GATHER_LOADED
 
     async def _append_batch(self, batch: ChangeBatch) -> None:
-        appends = [self._by_name[name].append(found) for name, found in batch.records.items()]
-        for name, encoded in batch.encoded.items():
-            appends.append(self._by_name[name].append_encoded(joined(encoded)))
+        appends = [
+            self._by_name[name].append_encoded(joined(encoded))
+            for name, encoded in batch.encoded.items()
+        ]
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
-        failed = [found for found in outcomes if found is not None]
+        failed = [outcome for outcome in outcomes if outcome is not None]
         if failed:
-            # What no retry makes good decides.
+            # A permanent failure takes precedence.
             raise min(failed, key=lambda error: isinstance(error, RetryLaterError))
         if batch.declared:
-            # After the appends: a note before them would outlive a declaration that failed. The marks
-            # are those of now: the batch has what was found before newer ones were adopted.
+            # Note them after the appends: an earlier note would outlive a failed declaration. Use the
+            # current marks, because the batch may have older ones than were adopted since.
             for name, note in batch.declared.items():
                 marks = self._declared[name].marks
                 self._control.tables[name] = msgspec.structs.replace(note, marks=marks)
@@ -389,17 +388,17 @@ class Following:
         self._on_progress()
 
     def _caught_up(self, moment: float) -> None:
-        """Report that the streams have everything that the server had sent at a moment."""
+        """Report that the streams have everything that the server had sent by `moment`."""
         self._progress.caught_up_at = max(self._progress.caught_up_at, moment)
 
     async def _trim(self) -> None:
-        """Trim what readers of the streams no longer need."""
+        """Trim records that readers no longer need."""
         points = await asyncio.to_thread(self._trim_points)
         due = [
             stream for name, stream in self._by_name.items() if stream.can_trim(points.get(name, 0))
         ]
         if due and self._appending is not None:
-            await self._appending  # a stream has one append at a time
+            await self._appending  # a stream takes one append at a time
             self._appending = None
         for stream in due:
             await stream.trim(points[stream.name])
@@ -409,7 +408,7 @@ class Following:
         return not busy and not self.changes.in_transaction
 
     async def _note_reached(self) -> None:
-        """Note log without a change of the tables, so that PostgreSQL need not keep it."""
+        """Note the position past log without changes, so that PostgreSQL can free it."""
         reached = self._reached
         if reached > max(self._confirmed, self._control.lsn):
             await self._note(reached)
@@ -420,21 +419,21 @@ class Following:
             await self._control.note(max(lsn, self._control.lsn))
 
     async def _adopt(self, marks: Mapping[str, Sequence[str]]) -> None:
-        """Note the marks of tables that are not altered, if they have others now."""
+        """Note new marks of unaltered tables."""
         changed = False
         for name, noted in self._declared.items():
-            found = adopted_marks(noted.marks, marks.get(name, ()))
-            if set(found) != set(noted.marks):
-                self._declared[name] = msgspec.structs.replace(noted, marks=found)
-                self._control.adopt_marks(name, found)
+            adopted = adopted_marks(noted.marks, marks.get(name, ()))
+            if set(adopted) != set(noted.marks):
+                self._declared[name] = msgspec.structs.replace(noted, marks=adopted)
+                self._control.adopt_marks(name, adopted)
                 changed = True
         if changed:
             await self._note(self._control.lsn)
 
     def _observe(self, slot: str) -> dict[str, tuple[str, ...]]:
-        """Look at slot and publication as the server sees them; return the marks of the tables."""
+        """Check the slot and the publication, and return the tables' marks."""
         with self._database.query() as cursor:
-            found = find_slot(cursor, slot)
+            replication_slot = find_slot(cursor, slot)
             published = published_tables(cursor, self._publication)
             marks = table_marks(cursor, list(self._declared))
         for name, noted in self._declared.items():
@@ -444,23 +443,23 @@ class Following:
                 raise CopyStaleError(name, "its publication was changed")
             if is_altered(noted.marks, marks.get(name, ())):
                 raise CopyStaleError(name, _ALTERED)
-        if found is None:
+        if replication_slot is None:
             return marks  # the connection that follows it will fail
-        self._progress.lag_bytes = max(0, found.lag_bytes)
-        self._progress.retained_bytes = max(0, found.retained_bytes)
-        if found.retained_bytes > self._retained_warn:
+        self._progress.lag_bytes = max(0, replication_slot.lag_bytes)
+        self._progress.retained_bytes = max(0, replication_slot.retained_bytes)
+        if replication_slot.retained_bytes > self._retained_warn:
             logger.warning(
                 "PostgreSQL keeps %d MiB of log for slot %r: the ingester is behind, or a long "
                 "transaction is open; max_slot_wal_keep_size limits it",
-                found.retained_bytes >> 20,
+                replication_slot.retained_bytes >> 20,
                 slot,
             )
         return marks
 
     async def _confirm(self, replication: Replication, silence: float) -> None:
-        """Confirm what the streams have, and ask for an answer if the server was silent for long.
+        """Confirm what the streams have, and ping a server that has been silent for long.
 
-        To a server that asks, log without a change is noted first: it may wait for that to shut down.
+        If the server asks, notes log without changes first: it may wait for that to shut down.
         """
         if self._silent > silence:
             raise SourceUnavailableError(
@@ -473,7 +472,7 @@ class Following:
             self._progress.confirmed = lsn_text(self._confirmed)
 
     async def _note_end(self) -> None:
-        """Note how far the session came: the next one may follow fewer tables."""
+        """Note how far the session got, because the next one may follow fewer tables."""
         reached = max(self._confirmed, self._reached)
         if reached <= self._control.lsn:
             return

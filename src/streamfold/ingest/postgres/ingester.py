@@ -1,28 +1,26 @@
-"""Copies tables of a PostgreSQL database into streams, then follows their changes, each once.
+"""Copies PostgreSQL tables into streams, then follows their changes exactly once.
 
-A run is a series of sessions: after a failure that may pass, the next one starts from what the streams
+A run is a series of sessions. After a transient failure, the next session resumes from what the streams
 have. A session
 
 1. takes the streams, which fences every other ingester (`table_stream`),
-2. checks that the slot still has everything that the streams lack, or creates it (`control`),
-3. copies the tables whose first copy is not complete (`first_copy`),
-4. follows the slot (`following`), and confirms to PostgreSQL only what the streams have.
+2. checks that the slot still has everything that the streams lack, or creates the slot (`control`),
+3. completes the first copy of each table (`first_copy`),
+4. follows the slot (`following`) and confirms to PostgreSQL only what the streams have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from streamfold.backoff import Backoff
+from streamfold.backoff import UNATTENDED, Backoff
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
-from streamfold.ingest.cancellation import raise_if_cancelled
 from streamfold.ingest.errors import (
     CopyStaleError,
     SnapshotLostError,
@@ -41,8 +39,6 @@ from streamfold.ingest.postgres.catalog import (
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.control import Control, TableNote
 from streamfold.ingest.postgres.copy_source import exported_snapshot
-from streamfold.ingest.postgres.encoding.encoded_copy import KERNEL_FROM, start_loading
-from streamfold.ingest.postgres.encoding.rows import opening
 from streamfold.ingest.postgres.first_copy import copy_table
 from streamfold.ingest.postgres.following import Following
 from streamfold.ingest.postgres.pgoutput import Lsn, parse_lsn
@@ -51,8 +47,9 @@ from streamfold.ingest.postgres.publication import (
     find_published,
     is_same_mark,
 )
+from streamfold.ingest.postgres.rows import opening
 from streamfold.ingest.postgres.slot import (
-    Slot,
+    ReplicationSlot,
     create_slot,
     creating,
     current_lsn,
@@ -60,27 +57,28 @@ from streamfold.ingest.postgres.slot import (
     find_slot,
     identify_system,
 )
-from streamfold.ingest.progress import IngestProgress, TableProgress
-from streamfold.ingest.streams import Streams
+from streamfold.ingest.progress import IngestProgress, IngestTableProgress
 from streamfold.ingest.table_stream import (
     CopyPosition,
     Position,
     SharedTableStream,
+    StreamOpener,
     TableStream,
     copy_headers,
     fencing_token,
+    raise_if_cancelled,
 )
 from streamfold.model.records import Record
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait for a slot that is in use: the server may not have noticed yet that its user died.
+#: Seconds to wait for a slot in use: the server may not have noticed yet that its user died.
 _SLOT_WAIT: Final = 10.0
 _SLOT_LOOK: Final = 0.2
-#: Seconds after which a session that fails counts as one that had succeeded: the pauses start anew.
+#: A session that fails after this many seconds counts as successful, so that pauses start over.
 _STEADY: Final = 10.0
-#: Snapshots that may be lost in a row: a restart of PostgreSQL loses one, a copy that always reaches
-#: another server loses all of them.
+#: Maximum snapshots lost in a row. A PostgreSQL restart loses one; a copy whose connections reach
+#: different servers loses all.
 _SNAPSHOTS_LOST_MAX: Final = 5
 
 
@@ -88,21 +86,21 @@ _SNAPSHOTS_LOST_MAX: Final = 5
 class IngestOptions:
     """What to ingest, and under which names."""
 
-    #: Names of tables with `*` and `?`; `public` is the schema of those without one.
+    #: Table names, which may contain `*` and `?`. The default schema is `public`.
     tables: tuple[str, ...]
     slot: str = "streamfold"
     publication: str = "streamfold"
-    #: Before the names of streams; the rest is `schema.table`.
+    #: Prefix of stream names, followed by `schema.table`.
     prefix: str = ""
-    #: Copy all tables again, whatever the streams have.
+    #: Copy all tables again, even if their streams are complete.
     recopy: bool = False
     #: Seconds between two notes of the position while no table changes.
     heartbeat: float = 10.0
-    #: Seconds without an answer after which a connection counts as broken; the default of replicas.
+    #: Seconds without an answer after which a connection counts as broken, as for replicas.
     silence: float = 60.0
-    #: Bytes of log kept for the slot from which on a warning says so: the database's disk may fill.
+    #: Bytes of log retained for the slot above which a warning is logged: the disk may fill up.
     retained_warn: int = 1 << 30
-    #: Name of one stream for all tables, after the prefix; empty for a stream for each table.
+    #: Name of a single stream for all tables, after the prefix. Empty for one stream per table.
     one_stream: str = ""
 
     def stream(self, table: str) -> str:
@@ -110,7 +108,7 @@ class IngestOptions:
 
     @property
     def shared_stream(self) -> str:
-        """The stream of all tables; empty if each has its own."""
+        """The stream of all tables, or empty if each has its own."""
         return f"{self.prefix}{self.one_stream}" if self.one_stream else ""
 
     @property
@@ -119,38 +117,37 @@ class IngestOptions:
 
 
 class PostgresIngest:
-    """Ingests tables of one database; `run` ends only when it is cancelled or fails for good."""
+    """Ingests tables of one database. `run` ends only when cancelled or on a permanent failure."""
 
     def __init__(
         self,
         database: Database,
-        streams: Streams,
+        streams: StreamOpener,
         options: IngestOptions,
         *,
-        backoff: Backoff | None = None,
+        backoff: Backoff = UNATTENDED,
         progress: IngestProgress | None = None,
         on_progress: Callable[[], None] = lambda: None,
         trim_points: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`trim_points` returns, by stream, the first record that its readers still need.
+        """`trim_points` returns the first record that readers still need, by stream.
 
-        It is called with each heartbeat, in a thread. Nothing is trimmed in streams that it leaves out.
+        It is called in a thread with each heartbeat. Streams that it omits are not trimmed.
         """
         self._database = database
         self._streams = streams
         self._options = options
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff
         self._on_progress = on_progress
         self._trim_points = trim_points
         self._recopy = options.recopy
-        #: Tables that have to be copied again, because their columns changed.
+        #: Tables to copy again because their columns changed.
         self._stale: set[str] = set()
         self.progress = progress or IngestProgress()
 
     async def run(self) -> None:
-        """Ingest until cancelled; raises what no retry would make good."""
+        """Ingest until cancelled. Raises permanent failures."""
         failures, lost, pause = 0, 0, 0.0
-        rng = random.Random()  # noqa: S311 - only for pauses
         while True:
             raise_if_cancelled()
             began = time.monotonic()
@@ -168,7 +165,7 @@ class PostgresIngest:
                         f"{self._database.shown} lost the snapshot of the first copy {lost} times in a "
                         "row: connections seem to reach different servers; name one host, and no pooler"
                     ) from error
-                pause = self._backoff.pause(failures, rng)
+                pause = self._backoff.pause(failures)
                 self.progress.failures += 1
                 self.progress.last_error = error.message
                 self._report("retrying")
@@ -180,8 +177,7 @@ class PostgresIngest:
         self._report("starting")
         tables = await asyncio.to_thread(self._prepare)
         system = await asyncio.to_thread(identify_system, self._database)
-        if await self._wait_for_slot() is None and _is_any_large(tables):
-            start_loading()  # all tables will be copied
+        await self._wait_for_slot()
         token = fencing_token()
         options = self._options
         noted = await self._take(options.control_stream, token)
@@ -189,13 +185,11 @@ class PostgresIngest:
         control.check_database()
         control.check_streams()
         streams = await self._take_tables(tables, control, token)
-        if _is_any_large(_left(tables, streams)):
-            start_loading()  # while PostgreSQL makes the slot and the snapshot
         for table in tables:
             control.check_key(table)
         await self._ensure_slot(control, streams)
         if options.one_stream:
-            await control.note(control.lsn)  # what its last record says, before others follow it
+            await control.note(control.lsn)  # its last record says more than later ones
         await control.forget_others(streams)
         await self._restart_stale(tables, streams, control)
         await self._copy(tables, streams, control)
@@ -224,8 +218,8 @@ class PostgresIngest:
             tables = find_tables(cursor, self._options.tables)
             tables = ensure_publication(cursor, self._options.publication, tables)
         for table in tables:
-            known = self.progress.tables.setdefault(table.full_name, TableProgress())
-            known.rows_estimated = table.rows
+            progress = self.progress.tables.setdefault(table.full_name, IngestTableProgress())
+            progress.rows_estimated = table.rows
         return tables
 
     async def _take(self, name: str, token: str) -> TableStream:
@@ -236,7 +230,7 @@ class PostgresIngest:
     async def _take_tables(
         self, tables: Sequence[Table], control: Control, token: str
     ) -> dict[str, TableStream]:
-        """Take the stream of each table, or the one stream of all."""
+        """Take the stream of each table, or the single stream of all."""
         options, names = self._options, [table.full_name for table in tables]
         if not options.one_stream:
             return {name: await self._take(options.stream(name), token) for name in names}
@@ -244,10 +238,10 @@ class PostgresIngest:
         states = control.states(shared, names)
         return {name: SharedTableStream(shared, name, states[name]) for name in names}
 
-    async def _wait_for_slot(self) -> Slot | None:
-        """Wait until no process uses the slot; raises SourceUnavailableError if one keeps it.
+    async def _wait_for_slot(self) -> ReplicationSlot | None:
+        """Wait until no process uses the slot. Returns it, or None if it does not exist yet.
 
-        Returns it, or None if there is none yet.
+        Raises SourceUnavailableError if the slot stays in use.
         """
         deadline = time.monotonic() + _SLOT_WAIT
         while True:
@@ -261,14 +255,14 @@ class PostgresIngest:
                 )
             await asyncio.sleep(_SLOT_LOOK)
 
-    def _slot(self) -> Slot | None:
+    def _slot(self) -> ReplicationSlot | None:
         with self._database.query() as cursor:
             return find_slot(cursor, self._options.slot)
 
     async def _ensure_slot(self, control: Control, streams: dict[str, TableStream]) -> None:
-        """Check the slot; create it for the first copy, and for one that is repeated."""
+        """Check the slot, or create it for a first or repeated copy."""
         slot = await asyncio.to_thread(self._slot)
-        if slot is not None and control.found is None:
+        if slot is not None and control.previous is None:
             raise SourceUnusableError(
                 f"replication slot {slot.name!r} exists, and no ingester of these streams made it: "
                 "name another --slot, or drop it"
@@ -276,10 +270,10 @@ class PostgresIngest:
         if not control.lsn or self._recopy:
             control.drop_others(streams)
             control.forget_copies(tuple(control.tables))
-            await control.note(Lsn(0))  # from here on a slot of this name is ours
+            await control.note(Lsn(0))  # from now on a slot of this name is ours
             lsn = await self._create_slot()
-            # The position last: once it is noted, a stream whose copy is not restarted counts as one
-            # that lacks nothing before the slot.
+            # Note the position last. From then on, a stream whose copy was not restarted counts as
+            # complete up to the slot.
             for stream in streams.values():
                 if stream.state is not None:
                     await self._restart_copy(stream)
@@ -291,7 +285,7 @@ class PostgresIngest:
         await control.note_slot(control.check_slot(slot, states, current))
 
     async def _create_slot(self) -> Lsn:
-        """Create the slot, which PostgreSQL does when the transactions that are open have ended."""
+        """Create the slot. PostgreSQL first waits for all open transactions to end."""
         connection = await asyncio.to_thread(self._database.connect)
 
         def create() -> Lsn:
@@ -310,7 +304,7 @@ class PostgresIngest:
             return current_lsn(cursor)
 
     async def _restart_copy(self, stream: TableStream) -> None:
-        """Empty the table in its stream; the copy begins again."""
+        """Truncate the table in its stream, so that the copy starts over."""
         body = opening(b"t", stream.table) + b"}"
         await stream.append([Record(body, copy_headers("0/0", 0))])
         stream.state = CopyPosition("0/0", 0, None)
@@ -318,7 +312,7 @@ class PostgresIngest:
     async def _restart_stale(
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
     ) -> None:
-        """Let tables be copied again whose streams are not what following them would have made."""
+        """Restart the copy of tables whose streams no longer match them."""
         again = []
         for table in tables:
             stream, noted = streams[table.full_name], control.tables.get(table.full_name)
@@ -332,7 +326,7 @@ class PostgresIngest:
             elif noted is not None:
                 control.adopt_marks(table.full_name, table.marks)
         if again and self._options.one_stream:
-            # Notes first: the next record of the stream hides what is there of other tables.
+            # Note this first: the next record hides the positions of other tables.
             control.forget_copies(again)
             await control.note(control.lsn)
         for name in again:
@@ -341,7 +335,7 @@ class PostgresIngest:
     async def _copy(
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
     ) -> None:
-        """Copy the tables whose copy is not complete, all in one snapshot."""
+        """Complete the first copies, all in one snapshot."""
         left = _left(tables, streams)
         for table in tables:
             self.progress.tables[table.full_name].state = (
@@ -372,18 +366,17 @@ class PostgresIngest:
                 progress.state = "following"
 
     def _check_described(self, tables: Sequence[Table]) -> None:
-        """Raise CopyStaleError if a table has other columns than when the session described it.
+        """Raise CopyStaleError if a table's columns changed since the session described it.
 
-        Rows of the snapshot may have values in a column that was added since, and no change after the
-        snapshot brings them.
+        A column added since then may have values in the snapshot that no later change repeats.
         """
         with self._database.query() as cursor:
             for table in tables:
-                found = find_published(cursor, self._options.publication, table.full_name)
-                if found is None or shape(found.columns) != shape(table.columns):
+                published = find_published(cursor, self._options.publication, table.full_name)
+                if published is None or shape(published.columns) != shape(table.columns):
                     raise CopyStaleError(table.full_name, "its columns changed before the copy")
 
-    def _on_rows(self, progress: TableProgress, rows: int, size_bytes: int) -> None:
+    def _on_rows(self, progress: IngestTableProgress, rows: int, size_bytes: int) -> None:
         progress.rows_copied = rows
         progress.bytes_copied += size_bytes
         self._report()
@@ -394,22 +387,17 @@ class PostgresIngest:
 
 
 def _left(tables: Sequence[Table], streams: dict[str, TableStream]) -> list[Table]:
-    """Return the tables whose copy is not complete."""
+    """Return the tables whose copy is incomplete."""
     return [t for t in tables if not isinstance(streams[t.full_name].state, Position)]
 
 
-def _is_any_large(tables: Sequence[Table]) -> bool:
-    """Return whether a table is worth the kernel that copies it."""
-    return any(table.size_bytes >= KERNEL_FROM for table in tables)
-
-
 def _is_resumable(stream: TableStream) -> bool:
-    """Return whether a copy continues after the last record, which must then come next."""
+    """Return whether the copy continues after the last record, so that it must run first."""
     return isinstance(stream.state, CopyPosition) and stream.state.key is not None
 
 
 def _is_stale(stream: TableStream, noted: TableNote, table: Table) -> bool:
-    """Return whether rows in the stream would look different now, or changes were not sent."""
+    """Return whether rows in the stream are outdated, or changes were not sent."""
     old, new = shape(noted.columns), shape(table.columns)
     cut = isinstance(stream.state, CopyPosition) and old != new
     published = is_same_mark(noted.published, table.published)

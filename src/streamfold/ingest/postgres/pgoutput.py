@@ -1,7 +1,7 @@
-"""Decodes pgoutput, the logical replication protocol of PostgreSQL, version 1: bytes in, events out.
+"""Decodes pgoutput version 1, PostgreSQL's logical replication protocol, without I/O or state.
 
-No I/O and no state. Version 1 sends a transaction as a whole, at its commit: `Begin`, its changes in
-order, `Commit`. Values are in PostgreSQL's text form.
+Version 1 sends whole transactions at their commit: `Begin`, the changes in order, `Commit`. Values are
+in PostgreSQL's text form.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final, NewType, TypeAlias
 
 from streamfold.errors import MalformedError
 
-#: A position in the write-ahead log: bytes since its start.
+#: A position in the write-ahead log, in bytes from its start.
 Lsn = NewType("Lsn", int)
-#: Before everything.
+#: The position before everything.
 LSN_ZERO: Final = Lsn(0)
 
 #: Microseconds from 1970 to 2000, where PostgreSQL's clock starts.
@@ -23,7 +23,7 @@ EPOCH_US: Final = 946_684_800_000_000
 
 
 class Unchanged(Enum):
-    """A large value that an update did not touch: PostgreSQL does not send it."""
+    """A large value that an update did not change, and that PostgreSQL therefore omits."""
 
     TOAST = "unchanged"
 
@@ -34,20 +34,20 @@ Row: TypeAlias = tuple[Value, ...]
 
 
 def lsn_text(lsn: int) -> str:
-    """Write a position as PostgreSQL does, as in `0/16B3748`."""
+    """Format a position as PostgreSQL does, for example `0/16B3748`."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 def parse_lsn(text: str) -> Lsn:
-    """Parse `0/16B3748`; MalformedError if it is not a position."""
+    """Parse a position such as `0/16B3748`. Raises MalformedError for anything else."""
     high, slash, low = text.partition("/")
     try:
-        found = (int(high, 16) << 32) | int(low, 16)
+        lsn = (int(high, 16) << 32) | int(low, 16)
     except ValueError:
-        found = -1
-    if not slash or found < 0 or len(high) > 8 or len(low) > 8:
+        lsn = -1
+    if not slash or lsn < 0 or len(high) > 8 or len(low) > 8:
         raise MalformedError(f"{text!r} is not a position in the log: write it as in 0/16B3748")
-    return Lsn(found)
+    return Lsn(lsn)
 
 
 @dataclass(frozen=True, slots=True)

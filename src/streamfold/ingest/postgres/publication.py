@@ -14,7 +14,7 @@ with needing_extra("postgres"):
     import psycopg2.errors
     from psycopg2 import sql
 
-#: The first version with lists of columns, with filters of rows, and with whole schemas.
+#: The first version with column lists, row filters and whole schemas.
 _VERSION_LISTS: Final = 150_000
 _PUBLISHED = """
 SELECT t.schemaname || '.' || t.tablename, {lists},
@@ -33,39 +33,39 @@ _SCHEMA = "(SELECT oid FROM pg_publication_namespace WHERE pnpubid = p.oid AND p
 class PublishedTable:
     """A table in a publication."""
 
-    #: None if the server does not say: then all but generated ones.
+    #: None if the server does not say, which means all but generated columns.
     columns: Sequence[str] | None
     row_filter: str | None
-    #: Another one whenever the table leaves the publication and comes back, or its options change.
+    #: Changes whenever the table leaves the publication and returns, or the options change.
     mark: str
 
 
 def published_tables(cursor: Any, publication: str) -> dict[str, PublishedTable]:
-    """Return what the publication has, by full name."""
+    """Return the publication's tables by full name."""
     newer = cursor.connection.server_version >= _VERSION_LISTS
     lists = "t.attnames::text[], t.rowfilter" if newer else "NULL::text[], NULL::text"
     schema = _SCHEMA if newer else "NULL"
     cursor.execute(_PUBLISHED.format(lists=lists, schema=schema), (publication,))
-    return {name: PublishedTable(*found) for name, *found in cursor.fetchall()}
+    return {name: PublishedTable(*row) for name, *row in cursor.fetchall()}
 
 
-def is_same_mark(noted: str, found: str) -> bool:
-    """Return whether all changes were published since a mark was noted.
+def is_same_mark(noted: str, mark: str) -> bool:
+    """Return whether all changes have been published since a mark was noted.
 
-    Older versions noted fewer parts.
+    Notes of older versions have fewer parts.
     """
     parts = noted.split("/")
-    return found.split("/")[: len(parts)] == parts
+    return mark.split("/")[: len(parts)] == parts
 
 
-def as_published(table: Table, found: PublishedTable) -> Table:
-    """Return the table with the columns that are sent; raise if some of its rows are not."""
-    if found.row_filter is not None:
+def as_published(table: Table, published: PublishedTable) -> Table:
+    """Return the table with its published columns. Raises if some rows are not published."""
+    if published.row_filter is not None:
         raise SourceUnusableError(
-            f"the publication sends only rows of {table.full_name} with {found.row_filter}, so rows "
-            "that stop to match would stay in the stream: publish the table without WHERE"
+            f"the publication sends only rows of {table.full_name} with {published.row_filter}, so "
+            "rows that stop to match would stay in the stream: publish the table without WHERE"
         )
-    sent = found.columns
+    sent = published.columns
     columns = tuple(column for column in table.columns if sent is None or column.name in sent)
     missing = set(table.key) - {column.name for column in columns}
     if missing:
@@ -73,30 +73,30 @@ def as_published(table: Table, found: PublishedTable) -> Table:
             f"the publication leaves out {', '.join(sorted(missing))} of the key of "
             f"{table.full_name}: add it to the list of columns"
         )
-    return replace(table, columns=columns, published=found.mark)
+    return replace(table, columns=columns, published=published.mark)
 
 
 def find_published(cursor: Any, publication: str, name: str) -> Table | None:
-    """Return a table as it is sent; None if there is none, or if it is not published."""
-    table, found = find_table(cursor, name), published_tables(cursor, publication).get(name)
-    return None if table is None or found is None else as_published(table, found)
+    """Return a table as published, or None if it does not exist or is not published."""
+    table, published = find_table(cursor, name), published_tables(cursor, publication).get(name)
+    return None if table is None or published is None else as_published(table, published)
 
 
 def ensure_publication(cursor: Any, publication: str, tables: Sequence[Table]) -> list[Table]:
-    """Create the publication unless it exists, and add what it lacks; returns tables as it sends them.
+    """Create the publication if necessary, add missing tables, and return the tables as published.
 
-    Raises SourceUnusableError if it leaves out changes or rows, or if the role may not change it.
+    Raises SourceUnusableError if it omits changes or rows, or if the role may not change it.
     """
     cursor.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot "
         "FROM pg_publication WHERE pubname = %s",
         (publication,),
     )
-    found = cursor.fetchone()
+    options = cursor.fetchone()
     name = sql.Identifier(publication)
-    if found is None:
+    if options is None:
         _execute_as_owner(cursor, _creation(cursor, name, tables))
-    elif found != (True, True):
+    elif options != (True, True):
         raise SourceUnusableError(
             f"publication {publication!r} leaves out changes: run ALTER PUBLICATION "
             f"{name.as_string(cursor)} SET (publish = 'insert, update, delete, truncate', "

@@ -1,9 +1,9 @@
-"""The replication protocol: messages of a slot as they come, and answers that only the ingester gives.
+"""The replication protocol: reads a slot's messages, and sends the ingester's own status updates.
 
 | message | bytes |
 |---|---|
-| `w` from the server | its position, the end of the log, the time; then a message of pgoutput |
-| `k` from the server | the end of the log that was sent, the time, whether it wants an answer |
+| `w` from the server | its position, the end of the log, the time, then a pgoutput message |
+| `k` from the server | the end of the log sent so far, the time, whether it wants an answer |
 | `r` to the server | positions written, flushed and applied, the time, whether we want an answer |
 """
 
@@ -11,75 +11,40 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
+from streamfold._native import CodecError, Run
 from streamfold.errors import MalformedError
-from streamfold.ingest.postgres.libpq import CopyConnection
+from streamfold.ingest.postgres.connection import CopyConnection
 from streamfold.ingest.postgres.pgoutput import EPOCH_US, LSN_ZERO, Lsn
 
-if TYPE_CHECKING:
-    # Only for types: at run time this would load the compiler.
-    from streamfold.ingest.postgres.encoding.runs import Run, RunReader
-
-#: Bytes before the message of pgoutput, and of a keepalive.
-DATA_HEAD, KEEPALIVE_BYTES = 25, 18
-_DATA, _KEEPALIVE = ord("w"), ord("k")
-_DATA_END, _KEEPALIVE_END = struct.Struct(">8xQ"), struct.Struct(">Q")
 _STATUS: Final = struct.Struct(">cQQQq?")
-#: Messages, and their bytes, that Python takes at once.
-_MESSAGES: Final = 2000
-_MESSAGES_BYTES: Final = 1 << 20
 
 
-class Messages(Protocol):
-    """Messages of pgoutput, by number."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, number: int, /) -> bytes: ...
-
-
-class Gathered(NamedTuple):
-    """What came, with the heads of messages."""
+class Gathering(NamedTuple):
+    """What arrived: messages and their bytes, headers included."""
 
     messages: int
     size: int
-    #: Whether that was all for now; otherwise there may be no room for more.
+    #: Whether nothing more is available now. If not, there may be no room for more.
     drained: bool
 
 
-class Received(NamedTuple):
-    """Messages of pgoutput that were gathered."""
+class MessageRun(NamedTuple):
+    """Gathered pgoutput messages."""
 
-    messages: Messages
-    #: End of the log as the last message has it; 0 without one.
+    run: Run
+    #: End of the log according to the last message, or 0.
     wal_end: Lsn
     #: Whether the server wants an answer.
     asked: bool
-    #: The messages as the kernel takes them; None if Python read them.
-    run: Run | None = None
 
 
-def split_messages(found: Sequence[bytes]) -> Received:
-    """Return the messages of pgoutput within those of the protocol; MalformedError if it is none."""
-    messages, wal_end, asked = [], 0, False
-    for message in found:
-        kind = message[0] if message else -1
-        if kind == _DATA and len(message) >= DATA_HEAD:
-            (wal_end,) = _DATA_END.unpack_from(message, 1)
-            messages.append(message[DATA_HEAD:])
-        elif kind == _KEEPALIVE and len(message) == KEEPALIVE_BYTES:
-            (wal_end,) = _KEEPALIVE_END.unpack_from(message, 1)
-            asked = asked or message[-1] != 0
-        else:
-            raise unexpected(message[:1])
-    return Received(messages, Lsn(wal_end), asked)
-
-
-def unexpected(kind: bytes) -> MalformedError:
+def _unexpected(kind: int) -> MalformedError:
+    shown = bytes((kind,)) if kind < 256 else b""
     return MalformedError(
-        f"a message {kind!r} of the replication protocol is cut off, or of an unknown kind: check that "
-        "the server is PostgreSQL, with no program in between that changes what it sends"
+        f"a message {shown!r} of the replication protocol is cut off, or of an unknown kind: check "
+        "that the server is PostgreSQL, with no program in between that changes what it sends"
     )
 
 
@@ -87,8 +52,8 @@ class Replication:
     """A connection that follows a slot; opened by `Database.connect_replication`."""
 
     def __init__(self, connection: Any, slot: str, publication: str) -> None:
-        # Not by psycopg2, which takes letters beyond ASCII for Latin-1: from version 18 on, PostgreSQL
-        # sends nothing of a publication that does not exist, and only warns.
+        # psycopg2's own method encodes names as Latin-1. From version 18 on, PostgreSQL only warns of a
+        # publication that does not exist, and sends nothing.
         slot, name = (text.replace('"', '""') for text in (slot, publication))
         names = f'"{name}"'.replace("'", "''")
         self._cursor = connection.cursor()
@@ -98,9 +63,8 @@ class Replication:
             decode=False,
         )
         self._copying = CopyConnection(connection)
-        #: What Python gathered.
-        self._messages: list[bytes] = []
-        #: The end of the log that the server named last, in what was taken.
+        self._reader = self._copying.reader()
+        #: The last end of the log that was taken.
         self.wal_end = LSN_ZERO
         #: Whether the server wants an answer.
         self.asked = False
@@ -108,32 +72,31 @@ class Replication:
     def fileno(self) -> int:
         return self._copying.fileno()
 
-    def gather(self, reader: RunReader | None) -> Gathered:
-        """Take what has come; by the kernel, if there is a reader. Never waits.
+    def gather(self) -> Gathering:
+        """Gather what has arrived, without waiting.
 
-        Raises psycopg2's error if the connection is broken, or the server has ended it.
+        Raises psycopg2's error if the connection is broken or the server has ended it, but only once
+        everything before that was taken.
         """
-        if reader is None:
-            pulled = self._copying.pull(_MESSAGES, _MESSAGES_BYTES)
-            self._messages += pulled.messages
-            size = sum(map(len, pulled.messages))
-            return Gathered(len(pulled.messages), size, pulled.drained)
+        reader = self._reader
         count, size = len(reader), reader.size
-        drained = reader.pull(self._copying)
-        return Gathered(len(reader) - count, reader.size - size, drained)
+        drained = reader.pull(self._copying.pointer)
+        if drained is None and not len(reader):
+            raise self._copying.failure()
+        return Gathering(len(reader) - count, reader.size - size, bool(drained))
 
-    def take(self, reader: RunReader | None) -> Received:
-        """Return what was gathered; with a reader, what it gathered."""
-        if self._messages or reader is None:
-            received, self._messages = split_messages(self._messages), []
-        else:
-            received = reader.take_run()
-        self.wal_end = received.wal_end or self.wal_end
-        self.asked = self.asked or received.asked
-        return received
+    def take(self) -> MessageRun:
+        """Return what was gathered. Raises MalformedError for bytes that are not of the protocol."""
+        try:
+            run, wal_end, asked = self._reader.take()
+        except CodecError as error:
+            raise _unexpected(error.args[1]) from None
+        self.wal_end = Lsn(wal_end) or self.wal_end
+        self.asked = self.asked or asked
+        return MessageRun(run, Lsn(wal_end), asked)
 
     def confirm(self, lsn: Lsn, *, ask: bool) -> None:
-        """Tell the server that everything before a position is durable, and `ask` it for an answer."""
+        """Confirm that everything before `lsn` is durable, and `ask` for an answer."""
         now = time.time_ns() // 1000 - EPOCH_US
         self._copying.send(_STATUS.pack(b"r", lsn, lsn, lsn, now, ask))
         self.asked = False

@@ -1,4 +1,4 @@
-"""The replication slot: PostgreSQL keeps its log from there on until it is confirmed."""
+"""The replication slot, from which on PostgreSQL retains its log until it is confirmed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ T = TypeVar("T")
 
 #: The first version whose replicas can take over logical slots.
 VERSION_FAILOVER: Final = 170_000
-#: Seconds after which the log names the transactions that a slot waits for, and between two such lines.
+#: Seconds until the log names the transactions that a slot waits for, and between two such lines.
 _TELL_AFTER, _TELL_EVERY = 3.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A slot as the server shows it."""
+class ReplicationSlot:
+    """A slot as the server reports it."""
 
     name: str
     #: Process that uses it.
     active_pid: int | None
-    #: Changes before it are not sent again.
+    #: Changes before this are not sent again.
     confirmed: Lsn
-    #: Bytes of log that the server keeps for it.
+    #: Bytes of log that the server retains for it.
     retained_bytes: int
     #: Bytes of log after `confirmed`.
     lag_bytes: int
@@ -51,18 +51,20 @@ SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput', failove
 """
 
 
-def find_slot(cursor: Any, name: str) -> Slot | None:
-    """Return the slot; None if there is none."""
+def find_slot(cursor: Any, name: str) -> ReplicationSlot | None:
+    """Return the slot, or None if it does not exist."""
     cursor.execute(_SLOT, (name,))
     row = cursor.fetchone()
     if row is None:
         return None
     _, _, pid, confirmed, retained, lag, lost = row
-    return Slot(name, pid, parse_lsn(confirmed or "0/0"), retained or 0, lag or 0, bool(lost))
+    return ReplicationSlot(
+        name, pid, parse_lsn(confirmed or "0/0"), retained or 0, lag or 0, bool(lost)
+    )
 
 
 def create_slot(cursor: Any, name: str) -> Lsn:
-    """Create the slot, for replicas to take over where the server can do that; returns its start."""
+    """Create the slot, with failover if the server supports it. Returns its start."""
     newer = cursor.connection.server_version >= VERSION_FAILOVER
     cursor.execute(_CREATE_FOR_FAILOVER if newer else _CREATE, (name,))
     return parse_lsn(cursor.fetchone()[0])
@@ -71,7 +73,7 @@ def create_slot(cursor: Any, name: str) -> Lsn:
 async def creating(database: Database, connection: Any, create: Callable[[], T]) -> T:
     """Run `create`, which creates a slot on the connection.
 
-    PostgreSQL waits until the transactions that are open have ended; the log says which.
+    PostgreSQL waits for all open transactions to end. Meanwhile the log names them.
     """
     telling = asyncio.create_task(_tell_blockers(database, connection.info.backend_pid))
     try:
@@ -81,7 +83,7 @@ async def creating(database: Database, connection: Any, create: Callable[[], T])
 
 
 async def _tell_blockers(database: Database, waiting: int) -> None:
-    """Name the processes that hold up the process `waiting`, now and then."""
+    """Log the processes that block the process `waiting`, from time to time."""
 
     def blockers() -> list[int]:
         with database.query() as cursor:
@@ -91,23 +93,23 @@ async def _tell_blockers(database: Database, waiting: int) -> None:
     await asyncio.sleep(_TELL_AFTER)
     while True:
         try:
-            found = await asyncio.to_thread(blockers)
+            processes = await asyncio.to_thread(blockers)
         except (SourceUnavailableError, SourceUnusableError) as error:
             logger.warning("cannot ask which transactions a replication slot waits for: %s", error)
-            found = []
-        if found:
-            # Process 0 stands for a prepared transaction.
-            names = [f"process {pid}" if pid else "a prepared transaction" for pid in found]
+            processes = []
+        if processes:
+            # Process 0 is a prepared transaction.
+            names = [f"process {pid}" if pid else "a prepared transaction" for pid in processes]
             logger.warning(
                 "PostgreSQL creates a replication slot when the transactions that are open have ended; "
                 "it waits for %s: see pg_stat_activity and pg_prepared_xacts",
                 ", ".join(names),
             )
-        await asyncio.sleep(_TELL_EVERY if found else _TELL_AFTER)
+        await asyncio.sleep(_TELL_EVERY if processes else _TELL_AFTER)
 
 
 def has_slots(cursor: Any) -> bool:
-    """Return whether any slot of this database sends changes of publications."""
+    """Return whether this database has a slot that sends changes of publications."""
     cursor.execute(
         "SELECT count(*) FROM pg_replication_slots "
         "WHERE plugin = 'pgoutput' AND database = current_database()"
@@ -119,8 +121,8 @@ def drop_slot(cursor: Any, name: str) -> None:
     cursor.execute("SELECT pg_drop_replication_slot(%s)", (name,))
 
 
-def flush_lag(cursor: Any, slot: Slot) -> float | None:
-    """Return by how many seconds the user of the slot is behind; None if the server does not say."""
+def flush_lag(cursor: Any, slot: ReplicationSlot) -> float | None:
+    """Return how many seconds the slot's user lags behind, or None if unknown."""
     cursor.execute(
         "SELECT extract(epoch FROM flush_lag)::float FROM pg_stat_replication WHERE pid = %s",
         (slot.active_pid,),
@@ -137,18 +139,18 @@ def current_lsn(cursor: Any) -> Lsn:
 
 
 class System(NamedTuple):
-    """The database cluster that a server belongs to, and the course of its log."""
+    """The database cluster that a server belongs to, and the history of its log."""
 
-    #: The replicas of a server have the same.
+    #: The same for a server and its replicas.
     identifier: str
-    #: Another one after each failover.
+    #: Changes with each failover.
     timeline: int
-    #: Where the log left earlier timelines: commits after it, on those, are not in this one.
+    #: Where the log left earlier timelines. Their later commits are not in this one.
     ends: dict[int, Lsn]
 
 
 def identify_system(database: Database) -> System:
-    """Return what the server says of its cluster."""
+    """Return the server's cluster."""
     connection = database.connect_replication()
     try:
         with named_failures(database.shown), connection.cursor() as cursor:
@@ -157,7 +159,7 @@ def identify_system(database: Database) -> System:
             history = ""
             if timeline > 1:
                 cursor.execute(f"TIMELINE_HISTORY {timeline}")
-                _, content = cursor.fetchone()  # as text from PostgreSQL 16 on
+                _, content = cursor.fetchone()  # text from PostgreSQL 16 on
                 history = content if isinstance(content, str) else bytes(content).decode()
     finally:
         connection.close()
@@ -165,6 +167,6 @@ def identify_system(database: Database) -> System:
 
 
 def _ends(history: str) -> dict[int, Lsn]:
-    """Read a history file: lines of timeline, position and reason."""
+    """Parse a history file, whose lines hold timeline, position and reason."""
     lines = (line.split("\t") for line in history.splitlines() if line[:1].isdigit())
     return {int(timeline): parse_lsn(end) for timeline, end, *_ in lines}

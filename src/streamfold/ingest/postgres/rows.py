@@ -1,4 +1,4 @@
-"""Rows of one table as Streamfold's envelope, which the snapshotter reads."""
+"""Encodes rows of one table in Streamfold's envelope, which the snapshotter reads."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import msgspec
 
 from streamfold.ingest.errors import RowTooLargeError, SourceUnusableError
-from streamfold.ingest.postgres.encoding.values import ToJson, to_json
 from streamfold.ingest.postgres.pgoutput import Row, Unchanged
+from streamfold.ingest.postgres.values import ToJson, to_json
 from streamfold.model.records import BATCH_BYTES_MAX, Header, Record, metered_size
 
 
 def opening(op: bytes, table: str | None) -> bytes:
-    """Return how a body begins; `table` is None in a stream with one table."""
+    """Return the first bytes of a body. `table` is None in a stream of one table."""
     name = b"" if table is None else b',"table":%s' % msgspec.json.encode(table)
     return b'{"op":"%s"%s' % (op, name)
 
 
 class RowEncoder:
-    """Encodes rows with these columns, given as name and type; `key` names some of them.
+    """Encodes rows of `columns`, which are names and types. `key` names the key columns.
 
-    `copying` says that the rows are read from the table, and not from the log; `named`, that records
-    name the table, because their stream has several.
+    `copying`: rows come from the table rather than from the log. `named`: records name their table,
+    because the stream has several.
     """
 
     def __init__(
@@ -40,51 +40,51 @@ class RowEncoder:
         self._columns: list[tuple[bytes, ToJson]] = [
             (msgspec.json.encode(name) + b":", to_json(type_oid)) for name, type_oid in columns
         ]
-        #: JSON before the value of each column, and its type.
+        #: The JSON before each column's value, and the column's type.
         self.columns = [
             (before, type_oid)
             for (before, _), (_, type_oid) in zip(self._columns, columns, strict=True)
         ]
         self._names = [name for name, _ in columns]
-        #: Offsets of the columns of the key.
+        #: Indices of the key columns.
         self.key = [self._names.index(name) for name in key]
 
     def opening(self, op: bytes) -> bytes:
-        """Return how the body of a change begins."""
+        """Return the first bytes of a change's body."""
         return opening(op, self._name)
 
     def key_texts(self, row: Row) -> list[str]:
-        """Return the key in PostgreSQL's own text; raises as `image` does."""
+        """Return the key as PostgreSQL's text. Raises as `image` does."""
         self.check_length(row)
-        found = []
+        texts = []
         for at in self.key:
             if isinstance(value := row[at], bytes):
                 try:
-                    found.append(value.decode())
+                    texts.append(value.decode())
                 except ValueError as error:
                     raise self._unusable(row, self._names[at], error) from error
-        return found
+        return texts
 
     def with_key(self, row: Row, key: Row) -> Row:
-        """Return the row with values of the key that an update did not touch.
+        """Return the row with key values that the update did not change.
 
-        Raises SourceUnusableError unless both have a value for each column.
+        Raises SourceUnusableError unless both rows have a value for each column.
         """
         self.check_length(row)
         self.check_length(key)
-        found = list(row)
+        values = list(row)
         for at in self.key:
-            if isinstance(found[at], Unchanged):
-                found[at] = key[at]
-        return tuple(found)
+            if isinstance(values[at], Unchanged):
+                values[at] = key[at]
+        return tuple(values)
 
     def key_differs(self, old: Row, new: Row) -> bool:
         return any(old[at] != new[at] for at in self.key)
 
     def image(self, row: Row) -> bytes:
-        """Return the row as a JSON object, without what is unchanged.
+        """Return the row as a JSON object without its unchanged values.
 
-        Raises SourceUnusableError if a value is not of its column's type, or not UTF-8.
+        Raises SourceUnusableError if a value does not fit its column's type, or is not UTF-8.
         """
         self.check_length(row)
         parts = []
@@ -112,7 +112,7 @@ class RowEncoder:
             for at in self.key
             if isinstance(value := row[at], bytes)
         )
-        # A change stays in the database's log, whatever becomes of the row.
+        # The change stays in the database's log even if the row is corrected.
         again = "start again" if self._copying else "run once with --recopy"
         return SourceUnusableError(
             f"the row with key ({key}) of table {self.table} has a value in column {column!r} that "
@@ -120,7 +120,7 @@ class RowEncoder:
         )
 
     def key_image(self, row: Row) -> bytes:
-        """Return the key as a JSON object; raises as `image` does."""
+        """Return the key as a JSON object. Raises as `image` does."""
         self.check_length(row)
         parts = []
         for at in self.key:
@@ -138,7 +138,7 @@ class RowEncoder:
     def record(
         self, body: bytes, row: Row, headers: tuple[Header, ...], timestamp: int | None = None
     ) -> Record:
-        """Make a record; RowTooLargeError if it exceeds what a record may have."""
+        """Make a record. Raises RowTooLargeError if it exceeds the limit."""
         record = Record(body, headers, timestamp)
         size = metered_size(record)
         if size > BATCH_BYTES_MAX:

@@ -1,1 +1,0 @@
-"""Rows and changes of PostgreSQL as records: by kernels, and one by one with the same result."""
