@@ -14,11 +14,9 @@ with needing_extra("archive"):
         CommitUnknownError,
         ManifestInvalidError,
         ManifestNotFoundError,
-        ManifestVersionError,
         PositionInvalidError,
         PositionPrunedError,
         SchemaIncompatibleError,
-        SwapUnsupportedError,
         WriterFencedOutError,
     )
     from streamfold.archive.maintenance.garbage_collection import (
@@ -64,7 +62,7 @@ with needing_extra("archive"):
 if TYPE_CHECKING:
     from streamfold.archive.destinations.aws_credentials import Profiles
 else:
-    __getattr__ = lazy_exports(__name__, {"Profiles": "destinations.aws_credentials"})
+    __getattr__ = lazy_exports(__name__, {"destinations.aws_credentials": ("Profiles",)})
 
 __all__ = [
     "open",
@@ -123,10 +121,8 @@ __all__ = [
     "CommitUnknownError",
     "ManifestInvalidError",
     "ManifestNotFoundError",
-    "ManifestVersionError",
     "PositionInvalidError",
     "PositionPrunedError",
     "SchemaIncompatibleError",
-    "SwapUnsupportedError",
     "WriterFencedOutError",
 ]

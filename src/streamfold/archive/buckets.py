@@ -1,10 +1,11 @@
-"""Buckets of keys: a key is always in the same one, on every machine and in every version.
+"""Key buckets: a key maps to the same bucket on every machine and in every version.
 
-Libraries promise no stable hash, so this module defines one. Each key field becomes 64-bit words: whole
-numbers, dates and times are one word; text and bytes are words of eight bytes, little-endian, with
-zeros at the end; decimals are their text without zeros at the end. Words are mixed with SplitMix64.
-Wider types of a value give the same words, so a key keeps its bucket when its column widens. The
-count is a power of two: a bucket of 8 splits into two of 16, without reading any other.
+Libraries promise no stable hash, so this module defines one. Each key field becomes 64-bit words.
+Whole numbers, dates and times are one word. Text and bytes are eight-byte little-endian words,
+padded with zeros. Decimals are hashed as text without trailing zeros. Words are mixed with
+SplitMix64. Wider types of a value produce the same words, so a key keeps its bucket when its column
+widens. The bucket count is a power of two: a bucket of 8 splits into two of 16 without reading any
+other.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from streamfold.errors import InvalidError
 Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
-#: Field of a part that names the hash that chose its bucket, and the name of this hash. A writer that
+#: Part field that names the hash that chose its bucket, and the name of this hash. A writer that
 #: sets it also marks every part of a diff that empties the table.
 BUCKETING, SPLITMIX64 = "bucketing", "splitmix64"
-#: Field of a part whose diff empties the table first: a reader of one bucket could not know, since only
-#: the first part of the diff holds the TRUNCATE.
+#: Part field that marks a diff that first empties the table. Readers of one bucket need it, since
+#: only the diff's first part holds the TRUNCATE.
 TRUNCATES = "truncates"
-#: Target bytes of a bucket of a base, in its first format: what a task holds and rewrites.
+#: Target bytes of one bucket of a base, in its first format: a task holds and rewrites this much.
 BUCKET_BYTES = 64 << 20
-#: A manifest names every part, so their number is limited.
+#: Bounds the manifest, which names every part.
 BUCKETS_MAX = 4096
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -39,13 +40,16 @@ _WORD = 8
 
 
 def bucket_count(size_bytes: int, least: int = 1, bucket_bytes: int = BUCKET_BYTES) -> int:
-    """Return the power of two that makes buckets of at most `bucket_bytes`; at least `least`."""
-    wanted = -(-size_bytes // bucket_bytes)
-    return min(max(least, 1 << max(wanted - 1, 0).bit_length()), BUCKETS_MAX)
+    """Return the power of two, at least `least`, that keeps buckets within `bucket_bytes`.
+
+    Capped at `BUCKETS_MAX`.
+    """
+    count = -(-size_bytes // bucket_bytes)
+    return min(max(least, 1 << max(count - 1, 0).bit_length()), BUCKETS_MAX)
 
 
 def bucket_numbers(keys: Sequence[pa.Array], count: int) -> Numbers:
-    """Return the bucket of each row by its key fields, in order; keys are never null."""
+    """Return each row's bucket, computed from its key fields in order. Keys are never null."""
     if count < 1 or count & (count - 1):
         raise InvalidError(f"{count} is not a possible number of buckets: choose a power of two")
     hashed = hash_words(keys)
@@ -77,13 +81,13 @@ def _field_words(key: pa.Array) -> Words:
 
 
 def _plain_text(value: Decimal) -> str:
-    # One by one: Arrow writes small ones with exponents, and keys are rarely decimals.
+    # Converted one by one: Arrow writes small decimals with exponents, and decimal keys are rare.
     text = f"{value:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _bytes_words(column: pa.Array) -> Words:
-    """Mix in the words of each value; all values at once, word by word."""
+    """Return a hash of each value, computed for all values at once, word by word."""
     starts, lengths, content = _layout(column)
     hashed: Words = _mixed(lengths.astype(np.uint64))
     # An unaligned view with a word at every byte, so that no value is copied.
@@ -100,15 +104,15 @@ def _bytes_words(column: pa.Array) -> Words:
 
 
 def _layout(column: pa.Array) -> tuple[Numbers, Numbers, npt.NDArray[np.uint8]]:
-    """Return each value's start and length, and all bytes with room for a word at the end."""
+    """Return each value's start and length, and all bytes padded by one word."""
     _, offsets, content = column.buffers()
     edges = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
     first, last = (int(edges[0]), int(edges[-1])) if len(column) else (0, 0)
     padded = np.zeros(last - first + _WORD, np.uint8)
     if last > first:
         padded[: last - first] = np.frombuffer(content, np.uint8)[first:last]
-    found = edges.astype(np.int64) - first
-    return found[:-1], np.diff(found), padded
+    starts = edges.astype(np.int64) - first
+    return starts[:-1], np.diff(starts), padded
 
 
 def _mixed(words: Any) -> Words:

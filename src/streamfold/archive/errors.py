@@ -2,8 +2,6 @@
 
 InvalidError
 ├── PositionInvalidError              give a position of the table's order, after the head
-├── KeyFieldsUnknownError             say which columns are the key
-├── StatementFailedError              correct the SQL
 └── SchemaIncompatibleError           publish under another name, or change the source
 NotFoundError
 ├── ManifestNotFoundError             look elsewhere, or write a base first
@@ -16,9 +14,6 @@ OutcomeUnknownError
 WriterFencedError
 └── WriterFencedOutError              another writer took the table: stop
 StorageError
-├── SwapUnsupportedError              use storage that can compare and swap
-├── FormatUnsupportedError
-│   └── ManifestVersionError          upgrade the reader
 └── DataCorruptError
     ├── ManifestInvalidError          restore the manifest, or write the table anew
     └── ArtifactCorruptError          restore the file, or read another format of it
@@ -26,16 +21,12 @@ StorageError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from streamfold.errors import (
     ConflictError,
     DataCorruptError,
-    FormatUnsupportedError,
     InvalidError,
     NotFoundError,
     OutcomeUnknownError,
-    StorageError,
     StreamfoldError,
     WriterFencedError,
 )
@@ -45,24 +36,6 @@ class PositionInvalidError(InvalidError):
     """A position is missing, not of the table's order, or not after the one before it."""
 
     code = "position_invalid"
-
-
-class KeyFieldsUnknownError(InvalidError):
-    """Another writer's manifest does not name the key, and changes lack the assumed one."""
-
-    code = "key_fields_unknown"
-
-    def __init__(self, name: str, columns: Sequence[str]) -> None:
-        super().__init__(
-            f"{name!r} is assumed to be the key field, but no change has a column of that name: give "
-            f"--key (key_fields in Python) with the key among {list(columns)}"
-        )
-
-
-class StatementFailedError(InvalidError):
-    """A statement is not one that may run, or DuckDB could not run it."""
-
-    code = "statement_failed"
 
 
 class SchemaIncompatibleError(InvalidError):
@@ -118,24 +91,6 @@ class WriterFencedOutError(WriterFencedError):
             self,
             f"writer {writer_id!r} no longer owns table {table!r}: writer {other_id!r} took it with "
             f"fencing token {token}; stop this one, or open the table again to take it back",
-        )
-
-
-class SwapUnsupportedError(StorageError):
-    """The storage accepted a swap that it had to refuse, or refused one that it had to accept."""
-
-    code = "swap_unsupported"
-
-
-class ManifestVersionError(FormatUnsupportedError):
-    """The manifest is of a later version, whose rules this reader does not know."""
-
-    code = "manifest_version"
-
-    def __init__(self, found: object, newest: int) -> None:
-        super().__init__(
-            f"manifest_version is {found}, and this version of Streamfold reads up to {newest}: "
-            "upgrade it"
         )
 
 

@@ -1,7 +1,8 @@
 """Schemas of archived tables: the closed list of column types, key fields, and how columns widen.
 
 Arrow has several layouts for one kind of value (large, view and dictionary variants, freely named
-list items). They hold equal values, so one of them is canonical, and a type has one text.
+list items). They hold equal values, so one of them is canonical, and each type has one textual
+form.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _NAMES = {kind: name for name, kind in _PLAIN.items()}
 
 _DECIMAL = re.compile(r"decimal(128|256)\((\d{1,2}), (\d{1,2})\)")
 _TIMESTAMP = re.compile(r"timestamp\[(us|ns)(?:, ([A-Za-z0-9_+:/-]+))?\]")
-#: Decimal digits that each width holds at most.
+#: Maximum decimal digits of each width.
 _DIGITS_MAX = {"128": 38, "256": 76}
-#: Types within types; a bound on what a manifest may make a reader recurse into.
+#: Maximum nesting of types. Bounds how deep a manifest can make a reader recurse.
 _DEPTH_MAX = 32
 
 _SUPPORTED = (
@@ -55,7 +56,7 @@ _SUPPORTED = (
 )
 #: Hex digits of a schema id: 128 bits, so that two schemas never share one.
 ID_DIGITS = 32
-#: What a change may be, in the words of the published format.
+#: Actions of a change, as the published format names them.
 ACTIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
 
 
@@ -64,12 +65,12 @@ def is_decimal(kind: pa.DataType) -> bool:
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """True for types whose equality is exact: no floats, nothing nested."""
+    """Return whether values of the type compare exactly: no floats, nothing nested."""
     return not (pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
 
 def canonical_field(field: pa.Field, depth: int = 0) -> pa.Field:
-    """The field with its canonical type; an unsupported type is refused."""
+    """Return the field with its canonical type. Raises InvalidError for unsupported types."""
     try:
         kind = canonical_type(field.type, depth)
         return pa.field(field.name, kind, field.nullable or pa.types.is_null(kind))
@@ -78,7 +79,7 @@ def canonical_field(field: pa.Field, depth: int = 0) -> pa.Field:
 
 
 def canonical_type(kind: pa.DataType, depth: int = 0) -> pa.DataType:
-    """The canonical layout of this type's values; an unsupported type is refused."""
+    """Return the canonical layout of a type's values. Raises InvalidError for unsupported types."""
     if depth > _DEPTH_MAX:
         raise InvalidError(f"types are nested more than {_DEPTH_MAX} deep: flatten the column")
     types = pa.types
@@ -97,7 +98,7 @@ def canonical_type(kind: pa.DataType, depth: int = 0) -> pa.DataType:
         return pa.list_(item.with_name("item"))
     if kind in _NAMES or (is_decimal(kind) and 0 <= kind.scale <= kind.precision):
         return kind
-    # A zone of other characters could not be read back from the schema.
+    # A zone with other characters could not be parsed back from the schema.
     if types.is_timestamp(kind) and _TIMESTAMP.fullmatch(type_to_json(kind)):
         return kind
     raise InvalidError(f"type {kind} is not supported: cast it to one of {_SUPPORTED}")
@@ -123,7 +124,7 @@ def _canonical_map(kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 def type_to_json(kind: pa.DataType) -> Any:
-    """A canonical type as JSON: text, or an object for a nested type."""
+    """Return a canonical type as JSON: text, or an object for a nested type."""
     if kind in _NAMES:
         return _NAMES[kind]
     if pa.types.is_timestamp(kind):
@@ -146,7 +147,7 @@ def _unnamed(field: pa.Field) -> dict[str, Any]:
 
 
 def type_from_json(value: object, depth: int = 0) -> pa.DataType:
-    """The type that `type_to_json` wrote; anything else is refused."""
+    """Return the type that `type_to_json` wrote. Raises InvalidError for anything else."""
     if depth > _DEPTH_MAX:
         raise InvalidError(
             f"types are nested more than {_DEPTH_MAX} deep: the schema is not usable"
@@ -166,7 +167,7 @@ def type_from_json(value: object, depth: int = 0) -> pa.DataType:
 
 
 def field_from_json(value: object, depth: int = 0, name: str | None = None) -> pa.Field:
-    """The field that `field_to_json` wrote; list items and map values bring no name."""
+    """Return the field that `field_to_json` wrote. List items and map values carry no name."""
     if isinstance(value, dict):
         named = name if name is not None else value.get("name")
         nullable = value.get("nullable")
@@ -180,10 +181,10 @@ def field_from_json(value: object, depth: int = 0, name: str | None = None) -> p
 def _type_from_text(text: str) -> pa.DataType:
     if text in _PLAIN:
         return _PLAIN[text]
-    if found := _TIMESTAMP.fullmatch(text):
-        return pa.timestamp(found[1], found[2])
-    if found := _DECIMAL.fullmatch(text):
-        width, precision, scale = found[1], int(found[2]), int(found[3])
+    if timestamp := _TIMESTAMP.fullmatch(text):
+        return pa.timestamp(timestamp[1], timestamp[2])
+    if decimal := _DECIMAL.fullmatch(text):
+        width, precision, scale = decimal[1], int(decimal[2]), int(decimal[3])
         if 1 <= precision <= _DIGITS_MAX[width] and scale <= precision:
             make = pa.decimal128 if width == "128" else pa.decimal256
             return make(precision, scale)
@@ -193,7 +194,7 @@ def _type_from_text(text: str) -> pa.DataType:
 def merged_fields(
     old: Iterable[pa.Field], new: Iterable[pa.Field], path: str = ""
 ) -> list[pa.Field]:
-    """The old fields in their order, widened where need be, and the added ones after them."""
+    """Return the old fields in order, widened where needed, followed by the added ones."""
     arriving = {field.name: field for field in new}
     merged = []
     for field in old:
@@ -213,7 +214,7 @@ def _merged_field(old: pa.Field, new: pa.Field, path: str) -> pa.Field:
 
 
 def _merged_type(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
-    """The wider of the two: a source that narrows a type still fits the column."""
+    """Return the wider type: a source that narrows a type still fits the column."""
     if old == new or widens(new, old):
         return old
     if widens(old, new):
@@ -228,7 +229,7 @@ def _merged_type(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
 
 
 def widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """True when every value of `old` is a value of `new`, of the same kind."""
+    """Return whether every value of `old` is a value of `new`, of the same kind."""
     types = pa.types
     if types.is_null(old):
         return True
@@ -243,12 +244,11 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Columns in order and the fields that identify a row; equal schemas have equal ids.
+    """Columns in order, and the fields that identify a row. Equal schemas have equal ids.
 
-    `arrow` holds canonical types only. Key fields are never null and of types whose equality is
-    exact. A key field of type null means that no row was seen yet: no row fits it, and it takes the
-    type of the first one. A table without key fields can be published as bases, not as
-    diffs.
+    `arrow` holds canonical types only. Key fields are never null, and their types compare exactly.
+    A key field of type null means that no row has been seen yet: no row fits it, and it takes the
+    type of the first row. A table without key fields can be published as bases but not as diffs.
     """
 
     arrow: pa.Schema
@@ -258,7 +258,10 @@ class TableSchema:
     def of(
         cls, columns: pa.Schema | Iterable[pa.Field], key_fields: Sequence[str] = ()
     ) -> TableSchema:
-        """The schema of any Arrow columns; refused when a type, a name or a key is not usable."""
+        """Return the schema of any Arrow columns.
+
+        Raises InvalidError if a type, a name or a key is unusable.
+        """
         keys = tuple(key_fields)
         fields = [canonical_field(field) for field in columns]
         fields = [_nullable(field, field.nullable and field.name not in keys) for field in fields]
@@ -268,7 +271,7 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, value: object) -> TableSchema:
-        """The schema that `to_json` wrote, without parts that are unknown here."""
+        """Return the schema that `to_json` wrote, ignoring unknown members."""
         match value:
             case {"columns": list(columns), "key_fields": list(keys)} if all(
                 isinstance(key, str) for key in keys
@@ -277,7 +280,7 @@ class TableSchema:
         raise InvalidError("a schema is an object with the lists columns and key_fields")
 
     def to_json(self) -> dict[str, Any]:
-        """What the manifest holds under `schemas`; the id is the hash of exactly this."""
+        """Return the manifest's entry under `schemas`. The id is the hash of exactly this."""
         return {
             "columns": [field_to_json(field) for field in self.arrow],
             "key_fields": list(self.key_fields),
@@ -285,7 +288,7 @@ class TableSchema:
 
     @cached_property
     def canonical_json(self) -> bytes:
-        """The one text of this schema: keys sorted, no white space, UTF-8."""
+        """The only encoding of this schema: sorted keys, no white space, UTF-8."""
         return msgspec.json.encode(self.to_json(), order="sorted")
 
     @cached_property
@@ -294,12 +297,12 @@ class TableSchema:
 
     @classmethod
     def of_keys(cls, key_fields: Sequence[str]) -> TableSchema:
-        """The schema of a table of which only the names of the key fields are known."""
+        """Return the schema of a table of which only the key field names are known."""
         return cls.of([pa.field(name, pa.null()) for name in key_fields], key_fields)
 
     @property
     def has_untyped_key(self) -> bool:
-        """Whether no row was seen yet, so that the key fields have no type."""
+        """Whether no row has been seen yet, so that the key fields have no type."""
         return any(pa.types.is_null(self.arrow.field(name).type) for name in self.key_fields)
 
     @property
@@ -310,7 +313,7 @@ class TableSchema:
     def changes(self) -> pa.Schema:
         """The Arrow schema of change batches: action, key, before, after.
 
-        Columns of `before` may be null whatever the table says: a DELETE knows the key at least.
+        Columns of `before` are nullable whatever the table says: a DELETE may know only the key.
         """
         if not self.key_fields:
             raise InvalidError("a schema without key fields has no changes: declare key fields")
@@ -326,7 +329,7 @@ class TableSchema:
         )
 
     def select(self, names: Sequence[str]) -> pa.Schema:
-        """The Arrow schema of these columns, in the order asked for."""
+        """Return the Arrow schema of these columns, in the requested order."""
         unknown = [name for name in names if name not in self.arrow.names]
         if unknown or not names:
             raise InvalidError(
@@ -335,11 +338,11 @@ class TableSchema:
         return pa.schema([self.arrow.field(name) for name in names])
 
     def merged(self, new: TableSchema) -> TableSchema:
-        """The schema under which rows of both can be written; nothing written loses its meaning.
+        """Return the schema that fits rows of both. Rows already written keep their meaning.
 
         Added columns must be nullable. Types may widen: null to anything, an integer to a wider
-        one, float32 to float64, a decimal to more digits. A column that is gone stays, and is
-        nullable from then on.
+        one, float32 to float64, a decimal to more digits. A dropped column stays and becomes
+        nullable.
         """
         if new.key_fields != self.key_fields:
             raise SchemaIncompatibleError("the key", list(self.key_fields), list(new.key_fields))
@@ -350,7 +353,7 @@ class TableSchema:
 
 
 def _nullable(field: pa.Field, nullable: bool) -> pa.Field:
-    """The field, nullable as given; a column of type null always is."""
+    """Return the field with this nullability. A column of type null is always nullable."""
     return field.with_nullable(nullable or pa.types.is_null(field.type))
 
 

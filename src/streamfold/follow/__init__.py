@@ -1,10 +1,10 @@
-"""Snapshot and follow: restore a state in seconds, however long the history, and keep it current."""
+"""Snapshot and follow: restore state in seconds however long the history, then keep it current."""
 
 from typing import TYPE_CHECKING
 
+from streamfold.backoff import Backoff
 from streamfold.extras import lazy_exports
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
-from streamfold.follow.clients.feed import Backoff
 from streamfold.follow.clients.memory import MemoryStream
 from streamfold.follow.encoding.codecs import (
     CODECS,
@@ -18,8 +18,6 @@ from streamfold.follow.errors import (
     HistoryTrimmedError,
     SnapshotAheadError,
     SnapshotCorruptError,
-    SnapshotFoldError,
-    SnapshotOutrunError,
     SnapshotUnsupportedError,
 )
 from streamfold.follow.follower import Change, Follower, as_client, follow
@@ -36,7 +34,7 @@ from streamfold.follow.snapshots.snapshot_store import (
 from streamfold.follow.snapshots.taker import Outcome, RetentionRules, SnapshotTaker, Taken
 
 # ArrowCodec needs the extra `archive`. It is not in `__all__`: `import *` must work without it.
-# ServerSnapshots imports an HTTP client, which takes a third of the start of a command.
+# ServerSnapshots imports an HTTP client, which accounts for a third of a command's start-up time.
 if TYPE_CHECKING:
     from streamfold.follow.encoding.arrow_codec import ArrowCodec as ArrowCodec
     from streamfold.follow.snapshots.server_snapshots import ServerSnapshots
@@ -44,8 +42,8 @@ else:
     __getattr__ = lazy_exports(
         __name__,
         {
-            "ArrowCodec": "encoding.arrow_codec",
-            "ServerSnapshots": "snapshots.server_snapshots",
+            "encoding.arrow_codec": ("ArrowCodec",),
+            "snapshots.server_snapshots": ("ServerSnapshots",),
         },
     )
 
@@ -93,7 +91,5 @@ __all__ = [
     "HistoryTrimmedError",
     "SnapshotAheadError",
     "SnapshotCorruptError",
-    "SnapshotFoldError",
-    "SnapshotOutrunError",
     "SnapshotUnsupportedError",
 ]

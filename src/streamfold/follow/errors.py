@@ -1,15 +1,12 @@
-"""What can be wrong with snapshots, as errors; each names the snapshot and the way out.
+"""Snapshot errors. Each message names the snapshot and the way out.
 
 StorageError
-├── DataCorruptError        SnapshotCorruptError      its bytes are not what was written
-└── FormatUnsupportedError  SnapshotUnsupportedError  written by a newer version, or another codec
+├── DataCorruptError        SnapshotCorruptError      the bytes differ from those written
+└── FormatUnsupportedError  SnapshotUnsupportedError  written by a newer version or another codec
 ConflictError
-├── SnapshotAheadError      it covers records that the stream does not have
-└── SnapshotFoldError       its state was made by another fold
+└── SnapshotAheadError      the snapshot covers records that the stream does not have
 NotFoundError
-└── HistoryTrimmedError     records are gone, and no snapshot covers them
-RetryLaterError
-└── SnapshotOutrunError     the stream was trimmed by others faster than a snapshot could be written
+└── HistoryTrimmedError     records are gone and no usable snapshot covers them
 """
 
 from __future__ import annotations
@@ -22,10 +19,9 @@ from streamfold.errors import (
     DataCorruptError,
     FormatUnsupportedError,
     NotFoundError,
-    RetryLaterError,
 )
 
-#: Why records at the beginning of a stream are gone, and how to keep them.
+#: Why a stream's first records are gone, and how to keep them.
 GONE: Final = "trimmed or older than the stream's retention"
 KEEPING: Final = (
     "Streams keep records for 7 days unless their retention says otherwise: create those that are "
@@ -61,16 +57,6 @@ class SnapshotAheadError(ConflictError):
         )
 
 
-class SnapshotFoldError(ConflictError):
-    code = "snapshot_fold_mismatch"
-
-    def __init__(self, name: str, made_with: str, fold: str) -> None:
-        super().__init__(
-            f"snapshot {name} was made with the fold {made_with!r}, not with {fold!r}: use the fold "
-            "that made it, or keep the snapshots of each fold in a location of their own"
-        )
-
-
 class HistoryTrimmedError(NotFoundError):
     code = "history_trimmed"
 
@@ -79,14 +65,4 @@ class HistoryTrimmedError(NotFoundError):
         super().__init__(
             f"the records before {first} are gone, {GONE}, and no usable snapshot covers them"
             f"{because}: name the location of the stream's snapshots. {KEEPING}"
-        )
-
-
-class SnapshotOutrunError(RetryLaterError):
-    code = "snapshot_outrun"
-
-    def __init__(self, attempts: int, cursor: int) -> None:
-        super().__init__(
-            f"others trimmed the stream during each of {attempts} attempts to write a snapshot, the "
-            f"last at {cursor}: try again, or let only one snapshot taker trim the stream"
         )

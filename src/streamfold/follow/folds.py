@@ -1,4 +1,4 @@
-"""Folds that many streams need: last value by key, JSON merge patch, counter."""
+"""Common folds: last value by key, JSON merge patch, counter."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.restore.replay import FOLD_NAME_MAX, FoldSpec
 
 _decode = msgspec.json.Decoder().decode
-#: What decoding raises: text that is not UTF-8 and deep nesting have errors of their own.
+#: Decoding errors. Invalid UTF-8 and deep nesting raise types of their own.
 _NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 def last_value(
     field: str = "key", *, header: str | None = None
 ) -> Callable[[dict[str, Any], StreamRecord], dict[str, Any]]:
-    """The newest record of each key; the key is a field of the JSON body, or a header.
+    """Return a fold that keeps each key's newest record; the key is a JSON field or a header.
 
-    By field, the state has the objects as they were appended, and an object with nothing but its key
-    removes it. By header, the state has the JSON bodies, and an empty body removes the key.
+    With a field, the state holds the objects as appended, and an object that contains only the key
+    field deletes that key. With a header, the state holds the JSON bodies, and an empty body deletes
+    the key.
     """
-    wanted = header.encode() if header is not None else None
+    header_name = header.encode() if header is not None else None
 
     def by_field(state: dict[str, Any], record: StreamRecord) -> dict[str, Any]:
         value = _object(record)
@@ -42,12 +43,12 @@ def last_value(
         return state
 
     def by_header(state: dict[str, Any], record: StreamRecord) -> dict[str, Any]:
-        found = [value for name, value in record.headers if name == wanted]
-        if not found:
+        keys = [value for name, value in record.headers if name == header_name]
+        if not keys:
             raise InvalidError(
                 f"record {record.seq_num} has no header {header!r}: name the header with the key"
             )
-        key = found[0].decode("utf-8", "replace")
+        key = keys[0].decode("utf-8", "replace")
         if record.body:
             state[key] = _json(record)
         else:
@@ -58,12 +59,12 @@ def last_value(
 
 
 def merge_patch(state: Any, record: StreamRecord) -> Any:
-    """The document after every patch of RFC 7396: objects merge, null removes, others replace."""
+    """Apply a JSON merge patch (RFC 7396): objects merge, null deletes, anything else replaces."""
     return _merge(state, _json(record))
 
 
 def counter(state: int, record: StreamRecord) -> int:
-    """The sum of all bodies, which are whole numbers; an empty body counts 1."""
+    """Add the body, a whole number, to the sum. An empty body counts as 1."""
     if not record.body:
         return state + 1
     try:
@@ -105,11 +106,11 @@ def _object(record: StreamRecord) -> dict[str, Any]:
 def find_fold(
     name: str, *, key_field: str = "key", key_header: str | None = None, initial: str | None = None
 ) -> FoldSpec[Any]:
-    """The fold that a command line names: `last-value`, `merge-patch`, `counter`, or one of yours
-    as `module:function`.
+    """Return the fold named on a command line: a built-in one, or your own as `module:function`.
 
-    `initial` is the first state as JSON. Without it the built-in ones know theirs, and yours begins
-    with its attribute `initial`, a function, or with an empty object.
+    The built-in folds are `last-value`, `merge-patch` and `counter`. `initial` is the first state as
+    JSON. Without it, built-in folds use their own first state. Your own fold starts with the result
+    of its function attribute `initial`, or with an empty object if it has none.
     """
     fold, first = _named(name, key_field, key_header)
     called = _called(name, key_field, key_header)
@@ -123,7 +124,7 @@ def find_fold(
 
 
 def _called(name: str, key_field: str, key_header: str | None) -> str:
-    """The name of a fold in snapshots: two that may make different states have different ones."""
+    """Return the fold's name in snapshots: folds that can produce different states differ in name."""
     if name == "last-value":
         name += f" by header {key_header}" if key_header else f" by field {key_field}"
     called = name.encode("ascii", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Follow: restore the state, then keep it current, change by change."""
+"""Follower: restores the state, then keeps it current, change by change."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
+from streamfold.backoff import Backoff
 from streamfold.errors import InvalidError
 from streamfold.follow.clients.client import StreamClient, StreamRecord
-from streamfold.follow.clients.feed import SILENCE, Backoff, Feed, is_empty_from, retrying
+from streamfold.follow.clients.feed import SILENCE, Feed, is_empty_from, retrying
 from streamfold.follow.encoding.assembly import PartialSnapshot
 from streamfold.follow.restore.plan import RestorePlan
 from streamfold.follow.restore.progress import ProgressCallback, TerminalBar
@@ -25,16 +26,17 @@ from streamfold.notebook import html_table
 
 S = TypeVar("S")
 
-#: Failures in a row after which the first restore gives up, unless its backoff says otherwise: a server
-#: that never answered is more likely a mistake than an outage. Once it follows, it keeps trying.
+#: Consecutive failures after which the first restore gives up, unless its backoff sets a limit: a
+#: server that has never answered is more likely a mistake than an outage. Once following, it keeps
+#: retrying.
 _FIRST_ATTEMPTS = 6
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """A delta that the state already has; or, with `restored`, a replacement of the state.
+    """A delta already applied to the state or, if `restored` is set, a replacement of the state.
 
-    The latter happens when records were trimmed before they could be read: the state then
-    comes from a snapshot, and the changes in between are not available one by one.
+    The state is replaced when records were trimmed before they could be read. It then comes from a
+    snapshot, and the changes in between are not reported one by one.
     """
 
     seq_num: int
@@ -45,7 +47,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Follower(Generic[S]):
-    """A state that follows its stream; for one task at a time."""
+    """State that follows its stream. Not for concurrent use by several tasks."""
 
     def __init__(
         self,
@@ -59,12 +61,12 @@ class Follower(Generic[S]):
     ) -> None:
         self._client = client
         self._backoff = backoff or Backoff()
-        self._replay = Replay(folding, snapshots.codec, buffer_bytes=buffer_bytes)
+        self._replay = Replay(folding, snapshots.codec, client.name, buffer_bytes=buffer_bytes)
         self._restorer = Restorer(client, snapshots, self._replay, progress or TerminalBar())
         self._ready: deque[StreamRecord] = deque()
-        #: Whether records were trimmed before they were read, and the state is still to be restored.
+        #: Whether records were trimmed before they were read and the state must still be restored.
         self._overtaken = False
-        #: Whether it was restored since the last change.
+        #: Whether the state was restored since the last change.
         self._jumped = False
         self._feed: Feed | None = None
         self._plan: RestorePlan | None = None
@@ -85,12 +87,12 @@ class Follower(Generic[S]):
 
     @property
     def value(self) -> S:
-        """The state, with everything before `cursor`."""
+        """The state, with every record before `cursor` applied."""
         return self._replay.value
 
     @property
     def cursor(self) -> int:
-        """First seq_num that the state does not have."""
+        """First seq_num not yet applied to the state."""
         return self._ready[0].seq_num if self._ready else self._replay.position
 
     @property
@@ -102,12 +104,12 @@ class Follower(Generic[S]):
 
     @property
     def replay(self) -> Replay[S]:
-        """The state and what is known of its snapshots; for snapshot takers."""
+        """The state and what is known about its snapshots, for snapshot takers."""
         return self._replay
 
     @property
     def speed(self) -> float | None:
-        """Records per second of the last long replay."""
+        """Records per second in the last long replay."""
         return self._restorer.speed
 
     async def __aenter__(self) -> Self:
@@ -142,7 +144,7 @@ class Follower(Generic[S]):
             await self._fill()
 
     async def advance(self, max_wait: float | None = None) -> bool:
-        """Apply whatever comes next, all at once; False when nothing came within `max_wait` seconds."""
+        """Apply the next records, all at once. Returns False if none came within `max_wait` seconds."""
         if not self._ready and not await self._fill(max_wait):
             return False
         if self._replay.folds_batches:
@@ -153,7 +155,7 @@ class Follower(Generic[S]):
         return True
 
     async def catch_up(self) -> None:
-        """Apply everything that is in the stream at this moment; iterating does not show it again."""
+        """Apply everything now in the stream. Iteration does not yield those changes."""
         tail = (await retrying(self._backoff, self._client.check_tail)).seq_num
         while self.cursor < tail or self._ready or self._overtaken:
             if not await self.advance(SILENCE):
@@ -161,10 +163,10 @@ class Follower(Generic[S]):
                 self._overtaken = await is_empty_from(self._client, position, self._backoff)
 
     async def advance_to(self, snapshot: str, at_most: int) -> PartialSnapshot | None:
-        """Apply everything before the first record of `snapshot`, and nothing after it.
+        """Apply every record before the first one of `snapshot`, and none after it.
 
-        That record is at `at_most` or before. None if it can no longer be reached: the stream was
-        trimmed, and the state restored from another snapshot.
+        The snapshot's first record is at `at_most` or earlier. Returns None if it can no longer be
+        reached because the stream was trimmed and the state restored from another snapshot.
         """
         plan, parts = self._plan, None
         while parts is None:
@@ -172,23 +174,23 @@ class Follower(Generic[S]):
                 return None
             await self._fill()
             if self._plan is not plan:
-                return None  # the state may have records after that one
+                return None  # the state may already include records after the snapshot's first one
             parts = self._replay.frames.open.get(snapshot)
         while self._ready and self._ready[0].seq_num < parts.began_at:
             self._apply_first()
         return parts
 
     async def pause(self) -> None:
-        """End the session until the next change is asked for; nothing is lost by it.
+        """Close the read session until the next change is requested. No record is lost.
 
-        For callers that append much while following: unread records fill the connection, and
-        acknowledgements of the same client wait behind them.
+        For callers that append a lot while following: unread records fill the connection, and the
+        same client's acknowledgements queue behind them.
         """
         if self._feed is not None:
             await self._feed.seek(self._replay.position)
 
     def _apply_first(self) -> StreamRecord:
-        """Fold the first delta at hand. One that the fold fails on stays: no snapshot may skip it."""
+        """Fold the first queued delta. If the fold fails it stays queued: no snapshot may skip it."""
         record = self._ready[0]
         self._replay.apply_one(record)
         self._ready.popleft()
@@ -204,9 +206,9 @@ class Follower(Generic[S]):
             if not self._replay.is_gap(batch):
                 self._ready.extend(self._replay.sift(batch))
                 return True
-        # Until it has succeeded: the state is of no use if this fails or is cancelled.
+        # Set until the restore has succeeded: if it fails or is cancelled, the state is unusable.
         self._overtaken = True
-        self._ready.clear()  # the new state has them
+        self._ready.clear()  # the restored state includes them
         await self._feed.close()
         self._plan, self._feed = await self._restorer.restore(self._backoff)
         self._overtaken, self._jumped = False, True
@@ -224,17 +226,21 @@ def follow(
     progress: ProgressCallback | None = None,
     backoff: Backoff | None = None,
 ) -> Follower[S]:
-    """Restore a state in bounded time, then follow it live.
+    """Restore state in bounded time, then follow its stream live.
 
         async with follow(stream, fold=apply, initial=dict, snapshots=external("s3://…")) as state:
             print(state.plan, state.value, state.cursor)
             async for change in state:
                 ...
 
-    `stream` is a `StreamClient`, or a stream of the S2 SDK. `fold` gets the state and a record and
-    returns the state; it may change the one that it got. A snapshot that was made by a fold of another
-    `fold_name` is refused. Entering loads the newest snapshot and replays what came after it; lost
-    connections are opened again. Leaving ends the read session.
+    `stream` is a `StreamClient` or an S2 SDK stream. `fold` takes the state and a record and returns
+    the new state; it may modify the state in place. Its exceptions get a note that names the stream and
+    the seq_num. Returning None is an error unless `initial` also returns None. A snapshot made under
+    another `fold_name` is rejected. `fold_batch` takes a state and a list of records, and is used
+    instead of `fold` where many are at hand. `progress` is called while state is restored, with a
+    `Progress`. `backoff` has the pauses between attempts to reach the stream. Entering the context
+    loads the newest snapshot and replays the records after it. Lost connections are reopened. Leaving
+    ends the read session.
     """
     return Follower(
         as_client(stream),
@@ -246,7 +252,7 @@ def follow(
 
 
 def as_client(stream: StreamClient | Any) -> StreamClient:
-    """The stream itself if it is a client; a client for it if it is one of the S2 SDK's."""
+    """Return `stream` if it is a client already, else a client for the S2 SDK stream."""
     if isinstance(stream, StreamClient):
         return stream
     from streamfold.follow.clients.s2 import S2Client

@@ -117,13 +117,13 @@ class AwsAccess:
     def storage_credentials(self) -> S3Credential:
         """Return current credentials, in the form that obstore asks for; called from any thread."""
         with self._one_at_a_time, explained():
-            found = self._opened().get_credentials()
-        if found is None:
+            credentials = self._opened().get_credentials()
+        if credentials is None:
             raise CredentialsUnavailableError(
                 f"credentials {self._name!r}: none were found in the environment, in files or on "
                 "the machine; set them, or name another profile"
             )
-        return storage_credential(found, self._now())
+        return storage_credential(credentials, self._now())
 
     def _opened(self) -> Any:
         if self._session is None:
@@ -147,7 +147,7 @@ class Profiles:
         self._path = path
         self._now = now
         # Users of the same profile in the same region share one session, and one role.
-        self._known: dict[tuple[str | None, str | None], AwsAccess] = {}
+        self._accesses: dict[tuple[str | None, str | None], AwsAccess] = {}
 
     @classmethod
     def parse(
@@ -172,11 +172,11 @@ class Profiles:
                 f"use one of {sorted(self._profiles)}"
             )
         key = (name, region)
-        if key not in self._known:
+        if key not in self._accesses:
             profile = Profile() if name is None else self._profiles[name]
             located = msgspec.structs.replace(profile, region=region or profile.region)
-            self._known[key] = AwsAccess(name or AMBIENT, located, self._now)
-        return self._known[key]
+            self._accesses[key] = AwsAccess(name or AMBIENT, located, self._now)
+        return self._accesses[key]
 
 
 def _parse(raw: object, path: str) -> Profile:
@@ -235,9 +235,9 @@ def _role_request(name: str, profile: Profile) -> Callable[[], dict[str, str]]:
     base = AwsAccess(
         name, msgspec.structs.replace(profile, type=AMBIENT), lambda: datetime.now(UTC)
     )
-    wanted = {"RoleArn": profile.role_arn, "RoleSessionName": profile.session_name}
+    role = {"RoleArn": profile.role_arn, "RoleSessionName": profile.session_name}
     if profile.external_id:
-        wanted["ExternalId"] = profile.external_id
+        role["ExternalId"] = profile.external_id
 
     def fetch() -> dict[str, str]:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -245,12 +245,12 @@ def _role_request(name: str, profile: Profile) -> Callable[[], dict[str, str]]:
 
         failure: str
         try:
-            given = base.client("sts").assume_role(**wanted)["Credentials"]
+            credentials = base.client("sts").assume_role(**role)["Credentials"]
             return {
-                "access_key": given["AccessKeyId"],
-                "secret_key": given["SecretAccessKey"],
-                "token": given["SessionToken"],
-                "expiry_time": given["Expiration"].isoformat(),
+                "access_key": credentials["AccessKeyId"],
+                "secret_key": credentials["SecretAccessKey"],
+                "token": credentials["SessionToken"],
+                "expiry_time": credentials["Expiration"].isoformat(),
             }
         except ClientError as error:
             # The text of a refusal may quote signed headers, so only its code is shown.

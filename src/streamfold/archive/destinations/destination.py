@@ -12,16 +12,22 @@ from urllib.parse import unquote, urlsplit
 
 from streamfold.archive.errors import (
     ManifestNotFoundError,
-    SwapUnsupportedError,
 )
 from streamfold.archive.manifest.encoding import read_manifest, write_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, with_uris
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.blob import BlobChangedError, BlobStore, CredentialProvider, open_blob_store
+from streamfold.blob import (
+    BlobChangedError,
+    BlobStore,
+    CredentialProvider,
+    location_url,
+    open_blob_store,
+)
 from streamfold.errors import (
     BlobExistsError,
     BlobNotFoundError,
     BlobOutcomeUnknownError,
+    StorageError,
     StreamfoldError,
 )
 
@@ -31,8 +37,7 @@ SWAP_REFUSED = (BlobChangedError, BlobExistsError, BlobNotFoundError)
 
 def folder_url(text: str) -> str:
     """Return the URL of the folder, without a slash at the end."""
-    url = text if "://" in text or text.startswith("memory:") else Path(text).absolute().as_uri()
-    return url.rstrip("/").removesuffix("/" + MANIFEST_KEY)
+    return location_url(text).rstrip("/").removesuffix("/" + MANIFEST_KEY)
 
 
 def existing_folder(text: str) -> str:
@@ -75,7 +80,7 @@ def name_destination_on_error(uri: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredManifest:
     """A manifest as one destination holds it."""
 
     manifest: Manifest
@@ -91,15 +96,20 @@ class Destination:
 
     @overload
     @classmethod
-    def open(cls, url: str, **options: str) -> Destination: ...
+    def open(cls, location: str | Path, **options: str) -> Destination: ...
     @overload
     @classmethod
     def open(
-        cls, url: str, *, credential_provider: CredentialProvider | None, **options: str
+        cls,
+        location: str | Path,
+        *,
+        credential_provider: CredentialProvider | None,
+        **options: str,
     ) -> Destination: ...
     @classmethod
-    def open(cls, url: str, **options: Any) -> Destination:
-        """Return the folder of a table by URL, as `open_blob_store` takes it."""
+    def open(cls, location: str | Path, **options: Any) -> Destination:
+        """Return the folder of a table by its path, or by URL as `open_blob_store` takes it."""
+        url = location_url(location)
         uri = url.rstrip("/") + "/"
         with name_destination_on_error(uri):
             return cls(open_blob_store(url, **options), uri)
@@ -108,14 +118,14 @@ class Destination:
     def manifest_uri(self) -> str:
         return self.uri + MANIFEST_KEY
 
-    async def read(self, order: PositionOrder | None = None) -> Stored | None:
+    async def read(self, order: PositionOrder | None = None) -> StoredManifest | None:
         """Return the manifest and its etag; None if there is no manifest yet."""
         with name_destination_on_error(self.uri):
             try:
                 data, etag = await self.blobs.get_with_etag(MANIFEST_KEY)
             except BlobNotFoundError:
                 return None
-            return Stored(read_manifest(data, order), etag)
+            return StoredManifest(read_manifest(data, order), etag)
 
     async def manifest_etag(self) -> str | None:
         """Return the etag of the manifest without reading it; None if there is no manifest yet."""
@@ -125,7 +135,7 @@ class Destination:
             except BlobNotFoundError:
                 return None
 
-    async def swap(self, manifest: Manifest, previous: Stored | None) -> Stored:
+    async def swap(self, manifest: Manifest, previous: StoredManifest | None) -> StoredManifest:
         """Make `manifest` the current one, with this destination's URIs, if `previous` still is.
 
         Raises what `put_if_match` and `put_if_absent` raise.
@@ -134,8 +144,10 @@ class Destination:
         data = write_manifest(own)
         with name_destination_on_error(self.uri):
             if previous is None:
-                return Stored(own, await self.blobs.put_if_absent(MANIFEST_KEY, data))
-            return Stored(own, await self.blobs.put_if_match(MANIFEST_KEY, data, previous.etag))
+                return StoredManifest(own, await self.blobs.put_if_absent(MANIFEST_KEY, data))
+            return StoredManifest(
+                own, await self.blobs.put_if_match(MANIFEST_KEY, data, previous.etag)
+            )
 
     async def put(self, path: str, pieces: Pieces) -> None:
         """Store a file under a name of its own; durable when this returns."""
@@ -208,10 +220,11 @@ async def _accepts(write: Awaitable[str]) -> bool:
     return True
 
 
-def _swap_is_broken(destination: Destination, what: str) -> SwapUnsupportedError:
-    return SwapUnsupportedError(
+def _swap_is_broken(destination: Destination, what: str) -> StorageError:
+    return StorageError(
         f"destination {destination.uri} {what}: it cannot keep an archive safe; use storage with "
-        "conditional writes, or remove the proxy in between"
+        "conditional writes, or remove the proxy in between",
+        code="swap_unsupported",
     )
 
 

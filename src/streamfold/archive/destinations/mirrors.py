@@ -16,7 +16,7 @@ from streamfold.archive.destinations.destination import (
     SWAP_REFUSED,
     Destination,
     Pieces,
-    Stored,
+    StoredManifest,
     finish_all,
 )
 from streamfold.archive.errors import ArtifactCorruptError, CommitConflictError
@@ -36,7 +36,7 @@ class Mirrors:
         self._all = tuple(destinations)
         self._order = order
         # Manifests that this object has brought forward: all their files are known to exist.
-        self._known: dict[str, Stored] = {}
+        self._stored: dict[str, StoredManifest] = {}
         #: Destinations whose manifest is older than the first one's, by URI, and why.
         self.lagging: dict[str, StreamfoldError] = {}
 
@@ -81,14 +81,14 @@ class Mirrors:
         """The URIs of all destinations, the deciding one first."""
         return tuple(destination.uri for destination in self._all)
 
-    async def open(self, *names: str) -> Stored | None:
+    async def open(self, *names: str) -> StoredManifest | None:
         """Return the newest manifest of all, once the first destination holds it.
 
         It must be of a table of one of these names. All destinations must answer: one that was the
         first in an earlier run may know more than the others.
         """
-        found = {d.uri: await self._find(d, names) for d in self._all}
-        stored = [(s, d) for d in self._all if (s := found[d.uri])]
+        manifests = {d.uri: await self._find(d, names) for d in self._all}
+        stored = [(s, d) for d in self._all if (s := manifests[d.uri])]
         if not stored:
             return None
         # `max` keeps the first of equal ones.
@@ -111,15 +111,15 @@ class Mirrors:
             try:
                 await self._bring_forward(other, manifest, self.primary)
             except SWAP_REFUSED:  # a collector may have brought it forward: read it again
-                self._known.pop(other.uri, None)
+                self._stored.pop(other.uri, None)
                 await self._bring_forward(other, manifest, self.primary)
         except StreamfoldError as error:
-            self._known.pop(other.uri, None)
+            self._stored.pop(other.uri, None)
             self.lagging[other.uri] = error
         else:
             self.lagging.pop(other.uri, None)
 
-    async def _find(self, destination: Destination, names: Sequence[str]) -> Stored | None:
+    async def _find(self, destination: Destination, names: Sequence[str]) -> StoredManifest | None:
         stored = await destination.read(self._order)
         if stored and stored.manifest.table not in names:
             raise CommitConflictError(
@@ -130,31 +130,35 @@ class Mirrors:
 
     async def _bring_forward(
         self, target: Destination, manifest: Manifest, source: Destination
-    ) -> Stored:
-        known = self._known.get(target.uri)
-        found = known or await target.read(self._order)
-        if found:
-            self._check_lineage(target, found.manifest, manifest)
+    ) -> StoredManifest:
+        swapped = self._stored.get(target.uri)
+        current = swapped or await target.read(self._order)
+        if current:
+            self._check_lineage(target, current.manifest, manifest)
             # At this commit already, or beyond it: another process was faster.
-            if age(found.manifest, self._order) >= age(manifest, self._order):
-                return found
-        if not known:
-            await self._copy_missing(target, found, manifest, source)
-        stored = await target.swap(manifest, found)
-        self._known[target.uri] = stored
+            if age(current.manifest, self._order) >= age(manifest, self._order):
+                return current
+        if not swapped:
+            await self._copy_missing(target, current, manifest, source)
+        stored = await target.swap(manifest, current)
+        self._stored[target.uri] = stored
         return stored
 
-    def _check_lineage(self, target: Destination, found: Manifest, manifest: Manifest) -> None:
-        if not are_versions(found, manifest, self._order):
+    def _check_lineage(self, target: Destination, stored: Manifest, manifest: Manifest) -> None:
+        if not are_versions(stored, manifest, self._order):
             raise CommitConflictError(
                 f"destination {target.uri} holds another archive of table {manifest.table!r}, not "
                 "a copy of this one: use a folder of its own for each, or empty that one"
             )
 
     async def _copy_missing(
-        self, target: Destination, found: Stored | None, manifest: Manifest, source: Destination
+        self,
+        target: Destination,
+        current: StoredManifest | None,
+        manifest: Manifest,
+        source: Destination,
     ) -> None:
-        there = found.manifest.paths() if found else set()
+        there = current.manifest.paths() if current else set()
         missing = (part for part in manifest.parts() if part.path not in there)
         for part in missing:
             if not await target.holds(part.path, part.size_bytes):

@@ -25,7 +25,7 @@ _SMALL = (pa.int8(), pa.int16(), pa.uint8(), pa.uint16())
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineTypes:
     """What one engine does with types that are not nested."""
 
     name: str
@@ -38,22 +38,22 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class EngineColumns:
     """The columns of a table as an engine holds them: every value stays exactly what it was."""
 
     target: pa.Schema
 
     @classmethod
-    def of(cls, schema: pa.Schema, engine: Engine) -> Columns:
+    def of(cls, schema: pa.Schema, engine: EngineTypes) -> EngineColumns:
         """Choose a type for each column; InvalidError names a column that cannot be held."""
         _check_names(schema.names, engine)
-        return cls(pa.schema([_held(field, engine, field.name) for field in schema]))
+        return cls(pa.schema([_engine_field(field, engine, field.name) for field in schema]))
 
     def cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if batch.schema.equals(self.target) else cast_batch(batch, self.target)
 
 
-def _check_names(names: Sequence[str], engine: Engine) -> None:
+def _check_names(names: Sequence[str], engine: EngineTypes) -> None:
     """Refuse names that readers of the engine do not take, or do not tell apart."""
     for name in names:
         if any(character in engine.forbidden for character in name):
@@ -69,25 +69,25 @@ def _check_names(names: Sequence[str], engine: Engine) -> None:
         )
 
 
-def _held(field: pa.Field, engine: Engine, column: str) -> pa.Field:
-    return pa.field(field.name, _held_type(field.type, engine, column), field.nullable)
+def _engine_field(field: pa.Field, engine: EngineTypes, column: str) -> pa.Field:
+    return pa.field(field.name, _engine_type(field.type, engine, column), field.nullable)
 
 
-def _held_type(kind: pa.DataType, engine: Engine, column: str) -> pa.DataType:
+def _engine_type(kind: pa.DataType, engine: EngineTypes, column: str) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct([_held(field, engine, column) for field in kind])
+        return pa.struct([_engine_field(field, engine, column) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(_held(kind.value_field, engine, column))
+        return pa.list_(_engine_field(kind.value_field, engine, column))
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _held(kind.item_field, engine, column))
-    found = engine.hold(kind)
-    if found is None:
+        return pa.map_(kind.key_type, _engine_field(kind.item_field, engine, column))
+    column_type = engine.hold(kind)
+    if column_type is None:
         why = "has held no value yet" if pa.types.is_null(kind) else f"has type {kind}"
         raise InvalidError(
             f"column {column!r} {why}, which {engine.name} cannot hold exactly: name the other "
             "columns with --column (columns in Python)"
         )
-    return found
+    return column_type
 
 
 def _decimal(kind: pa.DataType) -> pa.DataType | None:
@@ -129,8 +129,8 @@ def _ascii_lower(name: str) -> bytes:
 
 
 # DuckDB ignores the case of the letters of ASCII, also between quotes, and Spark that of all.
-DUCKDB = Engine("DuckDB", _in_duckdb, folded=_ascii_lower)
+DUCKDB = EngineTypes("DuckDB", _in_duckdb, folded=_ascii_lower)
 #: A database file: unlike a result, it has no columns without a type.
-DUCKDB_FILE = Engine("a database of DuckDB", _in_duckdb_file, folded=_ascii_lower)
-DELTA = Engine("Delta Lake", _in_delta, forbidden=" ,;{}()\n\t=", folded=str.lower)
-ICEBERG = Engine("Iceberg", _in_iceberg)
+DUCKDB_FILE = EngineTypes("a database of DuckDB", _in_duckdb_file, folded=_ascii_lower)
+DELTA = EngineTypes("Delta Lake", _in_delta, forbidden=" ,;{}()\n\t=", folded=str.lower)
+ICEBERG = EngineTypes("Iceberg", _in_iceberg)

@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from streamfold.archive.destinations.destination import Destination, name_destination_on_error
-from streamfold.archive.engines.column_types import DELTA, Columns
+from streamfold.archive.engines.column_types import DELTA, EngineColumns
 from streamfold.archive.formats.parquet import loosened, visible
 from streamfold.archive.manifest.model import Artifact, Manifest, Part
 from streamfold.archive.manifest.positions import PositionOrder, parse_time
@@ -61,7 +61,7 @@ EPOCH_KEY, POSITION_KEY = "streamfold.epoch", "streamfold.position"
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class DeltaReport:
     """What a run wrote and removed."""
 
     #: Epochs of bases that became versions.
@@ -80,7 +80,7 @@ async def has_delta_log(destination: Destination) -> bool:
 
 async def publish_delta_log(
     destination: Destination, order: PositionOrder | None = None
-) -> Published:
+) -> DeltaReport:
     """Bring the Delta log of a destination to what its manifest says; repeating it is harmless.
 
     Raises `InvalidError` for a table that Delta Lake cannot show, `ConflictError` if another
@@ -89,7 +89,7 @@ async def publish_delta_log(
     check_installed("deltalake", "delta")
     stored = await destination.read(order)
     if stored is None:
-        return Published()
+        return DeltaReport()
     try:
         return await _publish(destination, stored.manifest)
     except StreamfoldError:
@@ -98,13 +98,13 @@ async def publish_delta_log(
         raise StorageError(f"the Delta log of {destination.uri} is not written: {error}") from error
 
 
-async def _publish(destination: Destination, manifest: Manifest) -> Published:
+async def _publish(destination: Destination, manifest: Manifest) -> DeltaReport:
     with name_destination_on_error(destination.uri), tempfile.TemporaryDirectory() as folder:
         log = _LocalLog(destination, Path(folder))
         await log.fetch()
         epochs = [base.epoch for base in _bases(manifest) if await log.add(manifest, base)]
         removed = await log.trim(manifest)
-    return Published(tuple(epochs), removed)
+    return DeltaReport(tuple(epochs), removed)
 
 
 def _bases(manifest: Manifest) -> Iterable[Artifact]:
@@ -130,8 +130,8 @@ class _LocalLog:
     async def fetch(self) -> None:
         """Fetch the newest checkpoint and the entries after it."""
         async for meta in self._blobs.list(LOG):
-            if found := _VERSION.fullmatch(meta.key):
-                (self._entries if found[2] == "json" else self._checkpoints).add(int(found[1]))
+            if version := _VERSION.fullmatch(meta.key):
+                (self._entries if version[2] == "json" else self._checkpoints).add(int(version[1]))
         await self._fetch_range(max(self._checkpoints, default=0), max(self._entries, default=-1))
 
     async def add(self, manifest: Manifest, base: Artifact) -> bool:
@@ -211,10 +211,10 @@ class _LocalLog:
             )  # fmt: skip
             return True
         table = DeltaTable(self._folder)
-        known = table.transaction_version(writer) or 0
-        if known >= base.epoch:
+        epoch = table.transaction_version(writer) or 0
+        if epoch >= base.epoch:
             return False
-        _allow_local_times(table, schema, known)
+        _allow_local_times(table, schema, epoch)
         actions, mode = _changes(table, columns, parts, base)
         table.create_write_transaction(
             actions, mode, columns,
@@ -228,13 +228,13 @@ class _LocalLog:
         await self._fetch([name])
         for line in (self._folder / name).read_bytes().splitlines():
             action = msgspec.json.decode(line, type=dict[str, dict[str, Any] | None])
-            if found := (action.get("commitInfo") or {}).get(EPOCH_KEY):
-                return int(found)
+            if epoch := (action.get("commitInfo") or {}).get(EPOCH_KEY):
+                return int(epoch)
         return None
 
     def _names(self) -> set[str]:
-        found = (self._folder / LOG).glob("*") if (self._folder / LOG).exists() else ()
-        return {LOG + path.name for path in found if _VERSION.fullmatch(LOG + path.name)}
+        paths = (self._folder / LOG).glob("*") if (self._folder / LOG).exists() else ()
+        return {LOG + path.name for path in paths if _VERSION.fullmatch(LOG + path.name)}
 
     async def _fetch_range(self, first: int, last: int) -> None:
         names = [_entry_key(v) for v in self._entries if first <= v <= last]
@@ -315,15 +315,15 @@ def delta_schema(manifest: Manifest, base: Artifact) -> pa.Schema | None:
     table = TableSchema.from_json(manifest.schemas[base.schema_id]).arrow
     fields = [pa.field(f.name, loosened(f.type), f.nullable) for f in table]
     typed = pa.schema([field for field in fields if not pa.types.is_null(field.type)])
-    held = Columns.of(typed, DELTA).target
-    for before, after in zip(typed, held, strict=True):
+    columns = EngineColumns.of(typed, DELTA).target
+    for before, after in zip(typed, columns, strict=True):
         if visible(before.type) != visible(after.type):
             raise InvalidError(
                 f"column {before.name!r} has type {before.type}, which Delta Lake cannot read from "
                 "the archive's own files: delete _delta_log/ and use `archive export --delta`, which "
                 "converts it"
             )
-    return held if len(held) else None
+    return columns if len(columns) else None
 
 
 def _adds(parts: Mapping[str, Part], base: Artifact) -> list[AddAction]:
@@ -356,10 +356,10 @@ def _changes(
 
     if table.schema() != columns:
         return [*_adds(parts, base)], "overwrite"
-    known = set(pa.table(table.get_add_actions()).column("path").to_pylist())
+    present = set(pa.table(table.get_add_actions()).column("path").to_pylist())
     removed_at = round(parse_time(base.created_at).timestamp() * 1000)
-    removals = [RemoveAction(path, True, removed_at) for path in sorted(known - set(parts))]
-    fresh = {path: part for path, part in parts.items() if path not in known}
+    removals = [RemoveAction(path, True, removed_at) for path in sorted(present - set(parts))]
+    fresh = {path: part for path, part in parts.items() if path not in present}
     return [*_adds(fresh, base), *removals], "append"
 
 

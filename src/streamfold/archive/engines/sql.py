@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from streamfold.blob.local_files import finish
+from streamfold.errors import InvalidError
 from streamfold.extras import needing_extra
 
 with needing_extra("archive"):
     import pyarrow as pa
 
-    from streamfold.archive.engines.column_types import DUCKDB, Columns
-    from streamfold.archive.errors import StatementFailedError
+    from streamfold.archive.engines.column_types import DUCKDB, EngineColumns
     from streamfold.archive.read.reader import Archive
     from streamfold.archive.read.rebuild import in_batches
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Code of an error in a statement, which is not one that may run, or which DuckDB could not run.
+_STATEMENT_FAILED = "statement_failed"
 #: Bytes that DuckDB may hold before it spills to disk: enough for millions of groups, and small
 #: beside the memory of any machine.
 MEMORY = 1 << 30
@@ -75,13 +77,14 @@ class SqlSession:
         import duckdb
 
         allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-        found = self._connection.extract_statements(statement)
-        if len(found) != 1 or found[0].type not in allowed:
-            kinds = ", ".join(item.type.name for item in found) or "nothing"
-            raise StatementFailedError(
-                f"the SQL holds {kinds}, but one SELECT is all that can run: the archive is read-only"
+        statements = self._connection.extract_statements(statement)
+        if len(statements) != 1 or statements[0].type not in allowed:
+            kinds = ", ".join(item.type.name for item in statements) or "nothing"
+            raise InvalidError(
+                f"the SQL holds {kinds}, but one SELECT is all that can run: the archive is read-only",
+                code=_STATEMENT_FAILED,
             )
-        return self._connection.sql(found[0].query).to_arrow_reader(RESULT_ROWS)
+        return self._connection.sql(statements[0].query).to_arrow_reader(RESULT_ROWS)
 
     async def _call(self, work: Callable[[], T]) -> T:
         """Run a call of DuckDB in a thread; it has ended when this returns or raises."""
@@ -97,7 +100,9 @@ class SqlSession:
                 task.exception()  # marks it as retrieved
             raise
         except (duckdb.Error, pa.ArrowException) as error:
-            raise StatementFailedError(f"DuckDB refused the statement: {error}") from None
+            raise InvalidError(
+                f"DuckDB refused the statement: {error}", code=_STATEMENT_FAILED
+            ) from None
 
 
 @asynccontextmanager
@@ -108,14 +113,16 @@ async def open_sql(
     time: datetime | None = None,
     columns: Sequence[str] | None = None,
     memory: int = MEMORY,
+    spilled: int | None = None,
     spool: Path | None = None,
     on_rows: Callable[[int], None] | None = None,
 ) -> AsyncIterator[SqlSession]:
     """Fetch the table at the head, at a position or at a time, and open DuckDB over it.
 
     The table has the name that the manifest gives it, with and without its schema. `memory` bounds
-    DuckDB, which spills to temporary files in `spool`, as the table does. `on_rows` is called with
-    the number of rows as they arrive.
+    DuckDB, which spills at most `spilled` bytes to temporary files in `spool`, by default as much as
+    the disk has. The table is spooled there, too. `on_rows` is called with the number of rows as
+    they arrive.
     """
     with needing_extra("duckdb"):
         import duckdb
@@ -126,15 +133,18 @@ async def open_sql(
         async def fetch() -> str:
             # One plan for both: the session names the position of just these rows.
             plan = archive.plan(position=position, time=time)
-            found = in_batches(archive.read(plan, columns=columns))
-            async with aclosing(found) as batches:
+            table_rows = in_batches(archive.read(plan, columns=columns))
+            async with aclosing(table_rows) as batches:
                 await _spool(batches, file, on_rows or (lambda rows: None))
             return plan.position
 
         reached = await archive.with_plans(fetch)
         with duckdb.connect() as connection, pa.memory_map(str(file)) as mapped:
             table = pa.ipc.open_file(mapped).read_all()
-            _prepare(connection, archive.manifest.table, table, memory, Path(folder))
+            connection.execute(f"SET memory_limit = '{memory}B'")
+            if spilled is not None:
+                connection.execute(f"SET max_temp_directory_size = '{spilled}B'")
+            _prepare(connection, archive.manifest.table, table, Path(folder))
             yield SqlSession(connection, reached)
 
 
@@ -142,7 +152,7 @@ async def _spool(
     batches: AsyncGenerator[pa.RecordBatch], file: Path, on_rows: Callable[[int], None]
 ) -> None:
     first = await anext(batches)
-    columns = Columns.of(first.schema, DUCKDB)
+    columns = EngineColumns.of(first.schema, DUCKDB)
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, columns.target) as stored:
         batch: pa.RecordBatch | None = first
         while batch is not None:
@@ -152,10 +162,9 @@ async def _spool(
 
 
 def _prepare(
-    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table, memory: int, folder: Path
+    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table, folder: Path
 ) -> None:
     """Register the table under its name, and lock everything else."""
-    connection.execute(f"SET memory_limit = '{memory}B'")
     connection.execute(f"SET temp_directory = {text_literal(str(folder / 'spill'))}")
     connection.register(_ROWS, table)
     # DuckDB has these schemas itself, and nothing can be created in them: the plain name remains.

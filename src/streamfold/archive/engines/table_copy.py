@@ -24,8 +24,8 @@ from streamfold.archive.engines.column_types import (
     DELTA,
     DUCKDB_FILE,
     ICEBERG,
-    Columns,
-    Engine,
+    EngineColumns,
+    EngineTypes,
 )
 from streamfold.archive.engines.sql import make_schema, text_literal
 from streamfold.archive.read.reader import Archive
@@ -62,14 +62,14 @@ class CopyKind:
 
     package: str
     extra: str
-    types: Engine
+    types: EngineTypes
     write: Callable[[CopyPlan, pa.RecordBatchReader], None]
     #: Whether its files name each other by their full paths, so that it cannot be moved.
     is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class TableCopy:
     """What the copy holds."""
 
     position: str
@@ -85,7 +85,7 @@ async def copy_table(
     time: datetime | None = None,
     columns: Sequence[str] | None = None,
     on_rows: Callable[[int], None] | None = None,
-) -> Copied:
+) -> TableCopy:
     """Write the table at the head, at a position or at a time as one of `KINDS`.
 
     `target` must not exist: a folder is made there, or a file for DuckDB. Every value is exact; a
@@ -95,7 +95,7 @@ async def copy_table(
     check_installed(chosen.package, chosen.extra)
     await asyncio.to_thread(_check_absent, target)
 
-    async def copy() -> Copied:
+    async def copy() -> TableCopy:
         # One plan for both: the copy names the position of just these rows.
         plan = archive.plan(position=position, time=time)
         batches = in_batches(archive.read(plan, columns=columns))
@@ -103,7 +103,7 @@ async def copy_table(
             rows = await _write_copy(
                 chosen, target, archive.manifest.table, plan.position, batches, on_rows
             )
-        return Copied(plan.position, rows)
+        return TableCopy(plan.position, rows)
 
     return await archive.with_plans(copy)
 
@@ -123,12 +123,12 @@ async def _write_copy(
 ) -> int:
     rows = 0
 
-    def write(schema: pa.Schema, found: Iterator[pa.RecordBatch]) -> None:
-        columns = Columns.of(schema, kind.types)
+    def write(schema: pa.Schema, rows_of_table: Iterator[pa.RecordBatch]) -> None:
+        columns = EngineColumns.of(schema, kind.types)
 
         def fitting() -> Iterator[pa.RecordBatch]:
             nonlocal rows
-            for batch in found:
+            for batch in rows_of_table:
                 yield columns.cast(batch)
                 rows += len(batch)
                 if on_rows:
@@ -252,8 +252,8 @@ def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
 
 def _has_bounds(file: Path) -> bool:
     """Return whether Python has values for all bounds of the columns: it has the years 1 to 9999."""
-    found = pq.read_metadata(file)
-    groups = [found.row_group(number) for number in range(found.num_row_groups)]
+    metadata = pq.read_metadata(file)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = (group.column(number) for group in groups for number in range(group.num_columns))
     try:
         for column in columns:

@@ -1,7 +1,6 @@
 """Events of archives: every committed artifact is announced at least once, in order."""
 
 from streamfold.archive.events.aws_sinks import EventBridgeSink, KinesisSink, SnsSink, SqsSink
-from streamfold.archive.events.cursor import CursorConflictError, CursorInvalidError
 from streamfold.archive.events.delivery import EventDispatcher, SinkStatus
 from streamfold.archive.events.event import Event, decode_event, encode_event
 from streamfold.archive.events.sink import (
@@ -41,6 +40,4 @@ __all__ = [
     "WorkerThread",
     "EventRefusedError",
     "EventUnconfirmedError",
-    "CursorConflictError",
-    "CursorInvalidError",
 ]

@@ -104,19 +104,7 @@ def _linked(artifacts: tuple[Artifact, ...]) -> Iterator[DueArtifact]:
         yield DueArtifact(after, after.is_base and after.to_position != before.to_position)
 
 
-class CursorConflictError(ConflictError):
-    """Another process moved the cursor: it delivers for the same sink."""
-
-    code = "event_cursor_conflict"
-
-
-class CursorInvalidError(DataCorruptError):
-    """The cursor cannot be read, so it is unknown what the sink has received."""
-
-    code = "event_cursor_invalid"
-
-
-class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+class EventCursor(msgspec.Struct, frozen=True, kw_only=True):
     """The document; `revision` grows with each write, so that no two are the same bytes."""
 
     version: int = CURSOR_VERSION
@@ -137,7 +125,7 @@ class CursorFile:
         self._key = cursor_key(sink)
         self._now = now
         # What storage held when it was last read or written.
-        self._stored: Cursor | None = None
+        self._stored: EventCursor | None = None
         self._etag: str | None = None
         # Whether storage may differ from `_stored`.
         self._is_uncertain = True
@@ -163,7 +151,7 @@ class CursorFile:
         if self._delivered is None or self._delivered == _delivered(self._stored):
             return
         event_id, position = self._delivered
-        wanted = Cursor(
+        cursor = EventCursor(
             sink=self._sink,
             revision=self._stored.revision + 1 if self._stored else 1,
             updated_at=format_time(self._now()),
@@ -171,8 +159,8 @@ class CursorFile:
             position=position,
         )
         self._is_uncertain = True
-        self._etag = await self._swap(_encode(wanted))
-        self._stored, self._is_uncertain = wanted, False
+        self._etag = await self._swap(_encode(cursor))
+        self._stored, self._is_uncertain = cursor, False
 
     async def _swap(self, data: bytes) -> str:
         try:
@@ -181,20 +169,21 @@ class CursorFile:
             return await self._blobs.put_if_match(self._key, data, self._etag)
         except (BlobChangedError, BlobExistsError, BlobNotFoundError):
             pass
-        raise CursorConflictError(
+        raise ConflictError(
             f"{self._key!r} was changed by another process, which delivers for sink "
-            f"{self._sink!r} too: run one, or give them different names"
+            f"{self._sink!r} too: run one, or give them different names",
+            code="event_cursor_conflict",
         )
 
     async def _look(self) -> None:
-        found, etag = await self._read()
+        cursor, etag = await self._read()
         # If unchanged, keep what was delivered since. Otherwise our own write has arrived after
         # all, or another process wrote: then storage decides.
-        if found != self._stored:
-            self._delivered = _delivered(found)
-        self._stored, self._etag, self._is_uncertain = found, etag, False
+        if cursor != self._stored:
+            self._delivered = _delivered(cursor)
+        self._stored, self._etag, self._is_uncertain = cursor, etag, False
 
-    async def _read(self) -> tuple[Cursor | None, str | None]:
+    async def _read(self) -> tuple[EventCursor | None, str | None]:
         try:
             data, etag = await self._blobs.get_with_etag(self._key)
         except BlobNotFoundError:
@@ -212,24 +201,25 @@ def cursor_key(sink: str) -> str:
     return f"{FOLDER}{sink}.json"
 
 
-def _delivered(cursor: Cursor | None) -> tuple[str, SinkPosition] | None:
+def _delivered(cursor: EventCursor | None) -> tuple[str, SinkPosition] | None:
     return (cursor.event_id, cursor.position) if cursor else None
 
 
-def _encode(cursor: Cursor) -> bytes:
+def _encode(cursor: EventCursor) -> bytes:
     return msgspec.json.format(msgspec.json.encode(cursor), indent=2) + b"\n"
 
 
-def _decode(key: str, data: bytes) -> Cursor:
+def _decode(key: str, data: bytes) -> EventCursor:
     try:
-        cursor = msgspec.json.decode(data, type=Cursor)
+        cursor = msgspec.json.decode(data, type=EventCursor)
     except UNDECODABLE as error:
         reason = str(error)
     else:
         if cursor.version <= CURSOR_VERSION:
             return cursor
         reason = f"its version is {cursor.version}, and {CURSOR_VERSION} is the newest supported"
-    raise CursorInvalidError(
+    raise DataCorruptError(
         f"cursor {key!r} cannot be used ({reason}): restore it, or delete it to have everything "
-        "that is live sent again"
+        "that is live sent again",
+        code="event_cursor_invalid",
     )

@@ -14,7 +14,7 @@ from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events.cursor import CursorFile, events_of, find_due, position_of
 from streamfold.archive.events.sink import EventSink
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.backoff import Backoff
+from streamfold.backoff import UNATTENDED, Backoff
 from streamfold.errors import StreamfoldError
 
 logger = logging.getLogger(__name__)
@@ -178,14 +178,14 @@ class EventDispatcher:
         sinks: Mapping[str, EventSink],
         *,
         order: PositionOrder | None = None,
-        backoff: Backoff | None = None,
+        backoff: Backoff = UNATTENDED,
         poll_interval: float | None = POLL_INTERVAL,
         now: Callable[[], datetime] = _now,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         # Jitter needs no secrecy.
-        pace = DeliveryTiming(backoff or Backoff(), poll_interval, rng or random.Random(), sleep)  # noqa: S311
+        pace = DeliveryTiming(backoff, poll_interval, rng or random.Random(), sleep)  # noqa: S311
         self._sinks = dict(sinks)
         self._deliveries = {
             name: Delivery(

@@ -1,6 +1,6 @@
-"""The seam to the services that carry events: what every sink guarantees, and which types exist.
+"""The interface to event services: what every sink guarantees, and which sink types exist.
 
-A sink of your own subclasses `EventSink`, declares itself by a `SinkType` and runs
+A custom sink subclasses `EventSink`, declares itself with a `SinkType` and passes
 `streamfold.testing.EventSinkConformance`; see docs/contributing/extending.md.
 
     RetryLaterError
@@ -31,9 +31,9 @@ from streamfold.archive.events.event import Event
 from streamfold.errors import InvalidError, OutcomeUnknownError, RetryLaterError
 from streamfold.extensions import Extension, Options, Registry
 
-#: What marks a secret as base64 in the published webhook convention.
+#: Prefix of base64 secrets in the published webhook convention.
 PREFIX = "whsec_"
-#: Bytes of key below which an HMAC can be guessed.
+#: Minimum bytes of a key: the HMAC of a shorter one can be guessed.
 SHORTEST_KEY = 16
 O = TypeVar("O", bound=Options)  # noqa: E741 - the options
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SecretReference:
-    """Where a signing secret is; it is read again each time, so it may be changed at any time."""
+    """Where a signing secret is. It is read on every use, so it may change at any time."""
 
     variable: str | None = None
     file: Path | None = None
@@ -94,23 +94,24 @@ class EventUnconfirmedError(OutcomeUnknownError):
 
 
 class EventSink(ABC):
-    """Carries events to the followers of the table.
+    """Sends events to the followers of the table.
 
-    One call of `send` at a time, in the order of the table. A sink does not retry: it
-    reports how the one attempt ended, within its own timeout, and the dispatcher decides.
+    `send` is called once at a time, in the order of the table. A sink does not retry: it reports
+    the result of one attempt, within its own timeout, and the dispatcher decides.
     """
 
     @abstractmethod
     async def send(self, event: Event) -> None:
-        """Hand the event over; when this returns, the receiver has it durably.
+        """Send the event. When this returns, the receiver has stored it durably.
 
-        Raises `EventRefusedError` if it certainly does not have it, `EventUnconfirmedError` if
-        that is unknown. Messages never hold a secret. A call that is cancelled may have sent the
-        event; the next call sends nothing before that attempt has ended on this side.
+        Raises `EventRefusedError` if the receiver certainly does not have it,
+        `EventUnconfirmedError` if that is unknown. Messages never contain a secret. A cancelled
+        call may have sent the event; the next call sends nothing until that attempt has ended on
+        this side.
         """
 
     async def close(self) -> None:
-        """Release what the sink holds; it sends nothing afterwards. Closing twice is fine."""
+        """Release the sink's resources. It sends nothing afterwards. Closing twice is fine."""
         return
 
 
@@ -120,7 +121,7 @@ class SinkContext:
 
     #: The configured AWS credentials.
     profiles: Profiles
-    #: Where the options were found, for messages.
+    #: Where the options came from, for error messages.
     path: str
 
 
@@ -129,15 +130,15 @@ class SinkType(Extension, Generic[O]):
     """Declares a type of sink: `type = "<id>"` in an entry of `events` selects it."""
 
     options: type[O]
-    #: Returns the sink, without contacting anything; InvalidError if the options cannot work.
+    #: Returns the sink without contacting anything. Raises InvalidError for unusable options.
     open: Callable[[O, SinkContext], EventSink]
-    #: Options that say which receiver it is. A sink with other values starts anew: its cursor in
+    #: Options that identify the receiver. A sink with other values starts over: its cursor in
     #: storage is named after them.
     target: tuple[str, ...]
 
 
 def group_of(table: str, longest: int = 128) -> str:
-    """Return the table as a message group: itself if a service takes that text, else its hash."""
+    """Return the table as a message group: its name if the service accepts it, else its hash."""
     if re.fullmatch(rf"[!-~]{{1,{longest}}}", table):
         return table
     return hashlib.sha256(table.encode()).hexdigest()
@@ -146,8 +147,8 @@ def group_of(table: str, longest: int = 128) -> str:
 class WorkerThread:
     """Runs calls one after another: a cancelled call ends before the next begins.
 
-    The default thread pool would not do: a few sinks that hang would stop the others. `name` is the
-    sink's, for messages.
+    The default thread pool would not do: a few hanging sinks would stop the others. `name` is the
+    sink's name, for error messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -156,7 +157,7 @@ class WorkerThread:
         self._closed = False
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the call returns; EventRefusedError after `close`."""
+        """Return the result of the call. Raises EventRefusedError after `close`."""
         if self._closed:
             raise EventRefusedError(f"{self._name}: the sink is closed")
         loop = asyncio.get_running_loop()
@@ -169,7 +170,7 @@ class WorkerThread:
 
 
 class MemorySink(EventSink):
-    """Holds every event that was sent, repetitions included, in order."""
+    """Keeps every sent event in order, including repeated ones."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -195,7 +196,7 @@ class MemorySink(EventSink):
 
 _EVENTS = "streamfold.archive.events"
 
-#: Every type of sink that `open_sink` knows.
+#: Every sink type that `open_sink` knows.
 SINKS: Registry[SinkType[Any]] = Registry(
     "streamfold.sinks",
     "event sink",
@@ -215,15 +216,15 @@ class _Typed(msgspec.Struct):
 
 
 def open_sink(raw: object, profiles: Profiles, *, path: str) -> EventSink:
-    """Return the sink that plain values describe: its `type` and its options. Contacts nothing yet.
+    """Return the sink described by plain values: its `type` and its options.
 
-    Errors name `path`, where the values were found.
+    Contacts nothing yet. Errors name `path`, where the values came from.
     """
     try:
-        given = msgspec.convert(raw, dict[str, Any])
-        kind = SINKS.get(msgspec.convert(given, _Typed).type)
-        del given["type"]
-        return kind.open(msgspec.convert(given, kind.options), SinkContext(profiles, path))
+        fields = msgspec.convert(raw, dict[str, Any])
+        kind = SINKS.get(msgspec.convert(fields, _Typed).type)
+        del fields["type"]
+        return kind.open(msgspec.convert(fields, kind.options), SinkContext(profiles, path))
     except msgspec.ValidationError as error:
         # The text names fields and types, never values.
         raise InvalidError(f"{path}: {error}") from None

@@ -7,7 +7,13 @@ from streamfold.archive.formats.admission import (
     verified_rows,
 )
 from streamfold.archive.formats.conforming import conform
-from streamfold.archive.formats.format import FORMATS, Compression, Format, FormatType, format_of
+from streamfold.archive.formats.format import (
+    FORMATS,
+    FileCompression,
+    Format,
+    FormatType,
+    format_of,
+)
 from streamfold.archive.formats.jsonl.jsonl import JsonlFormat
 from streamfold.archive.formats.parquet import ParquetFormat
 from streamfold.archive.formats.protobuf.published import ProtobufFormat
@@ -19,7 +25,7 @@ __all__ = [
     "format_of",
     "FORMATS",
     "JsonlFormat",
-    "Compression",
+    "FileCompression",
     "ProtobufFormat",
     "TypedProtobufFormat",
     "ParquetFormat",

@@ -35,7 +35,7 @@ from streamfold.archive.schema import ACTIONS, TableSchema
 from streamfold.errors import InvalidError
 
 
-class Limits(NamedTuple):
+class PieceLimits(NamedTuple):
     """Rows, and bytes of their values without Arrow's own overhead, that a piece may reach."""
 
     rows: int = BATCH_ROWS_MAX
@@ -43,26 +43,28 @@ class Limits(NamedTuple):
 
 
 #: Limits of every batch that a reader yields, and what formats write at once by default.
-BATCH = Limits()
+BATCH = PieceLimits()
 
 
-def pieces(batches: Iterable[pa.RecordBatch], limits: Limits = BATCH) -> Iterator[pa.RecordBatch]:
+def pieces(
+    batches: Iterable[pa.RecordBatch], limits: PieceLimits = BATCH
+) -> Iterator[pa.RecordBatch]:
     """The same rows in the same order, in pieces that are never empty."""
-    held: list[pa.RecordBatch] = []
+    batch_slices: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         sizes = running_size(batch)
         start = 0
         while start < len(batch):
             end = _end(sizes, start, limits.rows - rows, limits.size - size)
-            held.append(batch.slice(start, end - start))
+            batch_slices.append(batch.slice(start, end - start))
             rows, size = rows + end - start, size + int(sizes[end] - sizes[start])
             start = end
             if rows >= limits.rows or size >= limits.size:
-                yield _joined(held)
-                held, rows, size = [], 0, 0
-    if held:
-        yield _joined(held)
+                yield _joined(batch_slices)
+                batch_slices, rows, size = [], 0, 0
+    if batch_slices:
+        yield _joined(batch_slices)
 
 
 def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -79,8 +81,8 @@ def _end(sizes: Lengths, start: int, rows: int, size: int) -> int:
     return max(start + 1, min(start + rows, reached, len(sizes) - 1))
 
 
-def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return held[0] if len(held) == 1 else pa.concat_batches(held)
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def running_size(batch: pa.RecordBatch) -> Lengths:
@@ -117,14 +119,14 @@ def _summed(lengths: Lengths) -> Lengths:
 
 
 def admitted_rows(
-    schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: Limits = BATCH
+    schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: PieceLimits = BATCH
 ) -> Iterator[pa.RecordBatch]:
     """Rows under exactly `schema.arrow`, in pieces that only the rows determine."""
     return pieces((conform(batch, schema.arrow) for batch in batches), limits)
 
 
 def admitted_changes(
-    schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: Limits = BATCH
+    schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: PieceLimits = BATCH
 ) -> Iterator[pa.RecordBatch]:
     """Changes under exactly `schema.changes`, in pieces that only the changes determine."""
     return pieces(_checked(schema, batches), limits)

@@ -35,8 +35,8 @@ def as_list(array: pa.Array) -> pa.Array:
 def list_lengths(array: pa.Array) -> Lengths:
     """The length of every list, zero where it is null."""
     lengths = pc.fill_null(pc.list_value_length(array), 0)
-    found: Lengths = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    counts: Lengths = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+    return counts
 
 
 def offsets_of(lengths: Lengths) -> pa.Array:
@@ -103,13 +103,13 @@ def _matching(
     path: str,
 ) -> list[pa.Array]:
     """A column for every wanted field, by name; other columns are refused."""
-    found = {field.name: column for field, column in zip(have, columns, strict=True)}
-    wanted = {field.name for field in want}
-    if unknown := [path + name for name in found if name not in wanted]:
+    column_of = {field.name: column for field, column in zip(have, columns, strict=True)}
+    names = {field.name for field in want}
+    if unknown := [path + name for name in column_of if name not in names]:
         raise InvalidError(f"columns {unknown} are not in the schema: merge the schema first")
     return [
-        _cast_array(found[f.name], f.type, path + f.name)
-        if f.name in found
+        _cast_array(column_of[f.name], f.type, path + f.name)
+        if f.name in column_of
         else pa.nulls(rows, f.type)
         for f in want
     ]

@@ -41,7 +41,7 @@ ZSTD_WINDOW_LOG_MAX = 27
 ZSTD_STEP = 16 << 10
 
 
-class Compression(enum.StrEnum):
+class FileCompression(enum.StrEnum):
     """How a whole file is compressed; the value is what the manifest says."""
 
     NONE = "none"
@@ -54,15 +54,15 @@ class Compression(enum.StrEnum):
 
 
 @contextmanager
-def compress_stream(sink: BinaryIO, compression: Compression) -> Iterator[BinaryIO]:
+def compress_stream(sink: BinaryIO, compression: FileCompression) -> Iterator[BinaryIO]:
     """A sink whose bytes arrive compressed in `sink`, complete when the block ends well."""
     match compression:
-        case Compression.NONE:
+        case FileCompression.NONE:
             yield sink
-        case Compression.GZIP:
+        case FileCompression.GZIP:
             with gzip.GzipFile("", "wb", GZIP_LEVEL, sink, mtime=0) as file:
                 yield cast("BinaryIO", file)
-        case Compression.ZSTD:
+        case FileCompression.ZSTD:
             parameter = zstd.CompressionParameter
             options: dict[int, int] = {
                 parameter.compression_level: ZSTD_LEVEL,
@@ -73,14 +73,14 @@ def compress_stream(sink: BinaryIO, compression: Compression) -> Iterator[Binary
                 yield cast("BinaryIO", file)
 
 
-def decompress_stream(source: BinaryIO, compression: Compression, size: int) -> Iterator[bytes]:
+def decompress_stream(source: BinaryIO, compression: FileCompression, size: int) -> Iterator[bytes]:
     """The content in blocks of at most `size` bytes; cut or changed input is refused."""
     match compression:
-        case Compression.NONE:
+        case FileCompression.NONE:
             yield from iter(lambda: source.read(size), b"")
-        case Compression.GZIP:
+        case FileCompression.GZIP:
             yield from _unpacked_gzip(source, size)
-        case Compression.ZSTD:
+        case FileCompression.ZSTD:
             yield from _unpacked_zstd(source, size)
 
 
@@ -102,22 +102,22 @@ def _unpacked_zstd(source: BinaryIO, size: int) -> Iterator[bytes]:
     """One frame to its end; the library's own reader would silently accept truncated input."""
     window: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
     decoder = zstd.ZstdDecompressor(options=window)
-    held = io.BytesIO()
+    content = io.BytesIO()
     try:
         while not decoder.eof:
             packed = source.read(ZSTD_STEP) if decoder.needs_input else b""
             if not packed and decoder.needs_input:
                 break
-            held.write(decoder.decompress(packed, size - held.tell()))
-            if held.tell() >= size:
-                yield held.getvalue()
-                held = io.BytesIO()
+            content.write(decoder.decompress(packed, size - content.tell()))
+            if content.tell() >= size:
+                yield content.getvalue()
+                content = io.BytesIO()
     except zstd.ZstdError as error:
         raise ArtifactCorruptError(f"the zstd data is changed: {error}") from None
     if not decoder.eof or decoder.unused_data or source.read(1):
         raise ArtifactCorruptError("the zstd data is cut, or other bytes follow it")
-    if held.tell():
-        yield held.getvalue()
+    if content.tell():
+        yield content.getvalue()
 
 
 #: Rows and bytes of Arrow data in a batch at most: what a reader and a writer hold in memory.
@@ -201,9 +201,9 @@ class Format(Protocol):
 class FormatType(Extension):
     """Declares a format; the id is that of manifests and of `formats` in configurations."""
 
-    open: Callable[[Compression], Format]
+    open: Callable[[FileCompression], Format]
     #: How whole files may be compressed; `<id>.gz` and `<id>.zst` in configurations.
-    compressions: tuple[Compression, ...] = (Compression.NONE,)
+    compressions: tuple[FileCompression, ...] = (FileCompression.NONE,)
     #: Readers take the format with the lowest of those that an artifact exists in.
     read_cost: int = 50
 
@@ -229,7 +229,7 @@ def format_of(format_id: str, compression: str = "none") -> Format:
     if format_id in FORMATS:
         kind = FORMATS.get(format_id)
         if compression in kind.compressions:
-            return kind.open(Compression(compression))
+            return kind.open(FileCompression(compression))
     raise InvalidError(
         f"format {format_id!r} with compression {compression!r} is unknown: formats are "
         f"{', '.join(format_names())}"
@@ -240,13 +240,15 @@ def format_names() -> Iterator[str]:
     """What configurations call formats: their ids, then those that are compressed as a whole."""
     yield from FORMATS.ids()
     for kind in FORMATS:
-        yield from (kind.id + c.extension for c in kind.compressions if c is not Compression.NONE)
+        yield from (
+            kind.id + c.extension for c in kind.compressions if c is not FileCompression.NONE
+        )
 
 
 def parse_format_name(name: str) -> tuple[str, str]:
     """The id and the compression of `jsonl.gz` and the like; any other name is an id."""
-    for compression in Compression:
+    for compression in FileCompression:
         format_id = name.removesuffix(compression.extension)
         if compression.extension and format_id != name and format_id in FORMATS:
             return format_id, compression.value
-    return name, Compression.NONE.value
+    return name, FileCompression.NONE.value

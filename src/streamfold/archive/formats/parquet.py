@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import (
-    Limits,
+    PieceLimits,
     admitted_changes,
     admitted_rows,
     verified,
@@ -34,7 +34,7 @@ from streamfold.undecodable import UNDECODABLE
 
 #: Rows and bytes of values in a row group: what a writer holds, and what a reader can skip by
 #: statistics.
-ROW_GROUP = Limits(rows=128 << 10, size=32 << 20)
+ROW_GROUP = PieceLimits(rows=128 << 10, size=32 << 20)
 
 #: Digits up to which Parquet files read back as decimal128.
 DECIMAL128_DIGITS = 38
@@ -82,11 +82,11 @@ class ParquetFormat(Format):
             if stored is not None:
                 _check_types(file, stored.arrow)
             arrow = _arrow_of(file, schema or stored)
-            wanted = arrow if columns is None else _selected(arrow, columns)
+            chosen = arrow if columns is None else _selected(arrow, columns)
             missing = _check_columns(file, arrow)
-            names = [name for name in wanted.names if name not in missing]
+            names = [name for name in chosen.names if name not in missing]
             for batch in _batches(file, names):
-                yield from verified_rows(batch, wanted)
+                yield from verified_rows(batch, chosen)
 
     def read_changes(
         self, source: BinaryIO, schema: TableSchema | None
@@ -179,15 +179,15 @@ def _batches(file: pq.ParquetFile, names: Sequence[str]) -> Iterator[pa.RecordBa
         _check_count(f"row group {number}", group.num_rows, seen)
 
 
-def _check_count(what: str, said: int, found: int) -> None:
-    if said != found:
-        raise ArtifactCorruptError(f"the {what} has {found} rows, the Parquet footer says {said}")
+def _check_count(what: str, said: int, rows: int) -> None:
+    if said != rows:
+        raise ArtifactCorruptError(f"the {what} has {rows} rows, the Parquet footer says {said}")
 
 
 def _check_types(file: pq.ParquetFile, arrow: pa.Schema) -> None:
     """Check the columns against the file's own schema, which page checksums do not cover."""
-    found = [(field.name, visible(field.type)) for field in file.schema_arrow]
-    if found != [(field.name, visible(loosened(field.type))) for field in arrow]:
+    types = [(field.name, visible(field.type)) for field in file.schema_arrow]
+    if types != [(field.name, visible(loosened(field.type))) for field in arrow]:
         raise ArtifactCorruptError("the columns of the Parquet file are not those of its schema")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
-from streamfold.archive.destinations.destination import Destination, Stored
+from streamfold.archive.destinations.destination import Destination, StoredManifest
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import CommitConflictError
 from streamfold.archive.manifest.model import Manifest, Part, are_versions
@@ -24,7 +24,7 @@ PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportReport:
     """What was sent, and the manifest of the copy."""
 
     manifest: Manifest
@@ -34,13 +34,13 @@ class Exported:
 
 async def export_archive(
     archive: Archive, target: Destination, on_file: Callable[[Part], None] | None = None
-) -> Exported:
+) -> ExportReport:
     """Copy all live files and then the manifest; `on_file` is called with each file that the copy has.
 
     Every file is checked on the way. Raises `CommitConflictError` if the folder holds another archive.
     """
 
-    async def copy() -> Exported:
+    async def copy() -> ExportReport:
         sent = []
         manifest = archive.manifest
         _check_same(archive, await target.read(archive.order), target.uri)
@@ -51,19 +51,19 @@ async def export_archive(
             if on_file:
                 on_file(part)
         await _publish(archive, target)
-        return Exported(manifest, len(sent), sum(sent))
+        return ExportReport(manifest, len(sent), sum(sent))
 
     return await archive.with_plans(copy)
 
 
-def _check_same(archive: Archive, found: Stored | None, uri: str) -> None:
+def _check_same(archive: Archive, stored: StoredManifest | None, uri: str) -> None:
     """Refuse a folder that is another archive's, before anything is sent there."""
-    if found and not (
-        found.manifest.table == archive.manifest.table
-        and are_versions(found.manifest, archive.manifest, archive.order)
+    if stored and not (
+        stored.manifest.table == archive.manifest.table
+        and are_versions(stored.manifest, archive.manifest, archive.order)
     ):
         raise CommitConflictError(
-            f"{uri} holds another archive, of table {found.manifest.table!r}: use a folder of its "
+            f"{uri} holds another archive, of table {stored.manifest.table!r}: use a folder of its "
             "own for each"
         )
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 from streamfold.archive.destinations.destination import (
     PROBE,
     Destination,
-    Stored,
+    StoredManifest,
     name_destination_on_error,
 )
 from streamfold.archive.destinations.mirrors import Mirrors
@@ -29,8 +29,14 @@ from streamfold.archive.engines.delta_log import has_delta_log, publish_delta_lo
 from streamfold.archive.errors import CommitUnknownError, ManifestNotFoundError
 from streamfold.archive.manifest.model import PUBLISHED_LAYOUT, Manifest, Pin, order_of
 from streamfold.archive.manifest.positions import PositionOrder, format_time, parse_time
-from streamfold.archive.manifest.updates import AddPin, PruneEpochs, RemovePin, Stamp, Update
-from streamfold.archive.write.commit import Commit, Committed, Conflict
+from streamfold.archive.manifest.updates import (
+    AddPin,
+    ManifestUpdate,
+    PruneEpochs,
+    RemovePin,
+    Stamp,
+)
+from streamfold.archive.write.commit import Committed, Conflict, ManifestCommit
 from streamfold.blob import BlobMeta
 from streamfold.errors import InvalidError
 
@@ -88,9 +94,9 @@ class Reachable:
 
     def may_be_rewritten(self, path: str) -> bool:
         """Whether a writer may write this file anew and commit it while it is being deleted."""
-        found = _EPOCH.match(path)
+        epoch = _EPOCH.match(path)
         return self.rewritten_from is not None and (
-            found is not None and int(found[1]) >= self.rewritten_from
+            epoch is not None and int(epoch[1]) >= self.rewritten_from
         )
 
 
@@ -238,7 +244,7 @@ class Collector:
         finally:
             await destination.blobs.delete(key)
 
-    async def _read(self) -> Stored:
+    async def _read(self) -> StoredManifest:
         stored = await self._primary.read(self._order)
         if stored is None:
             raise ManifestNotFoundError(
@@ -246,9 +252,9 @@ class Collector:
             )
         return stored
 
-    async def _commit(self, stored: Stored, update: Update) -> Manifest:
+    async def _commit(self, stored: StoredManifest, update: ManifestUpdate) -> Manifest:
         order = order_of(stored.manifest, self._order)
-        commit = Commit([update], [], Stamp(self._new_id(), self._now()), order)
+        commit = ManifestCommit([update], [], Stamp(self._new_id(), self._now()), order)
         outcome = await commit.run(self._primary, stored)
         if isinstance(outcome, Conflict):
             raise outcome.cause
@@ -271,10 +277,10 @@ def prunable_epochs(manifest: Manifest, retention: Retention, now: datetime) -> 
     replaced = {old.epoch: parse_time(new.created_at) for old, new in pairwise(bases)}
     if retention.keep_epochs is None and retention.max_age is None:
         return ()
-    kept = {base.epoch for base in bases[-(retention.keep_epochs or 1) :]}
+    staying = {base.epoch for base in bases[-(retention.keep_epochs or 1) :]}
     if retention.max_age is not None:
-        kept |= {epoch for epoch, at in replaced.items() if now - at < retention.max_age}
-    return tuple(base.epoch for base in bases if base.epoch not in kept | pinned)
+        staying |= {epoch for epoch, at in replaced.items() if now - at < retention.max_age}
+    return tuple(base.epoch for base in bases if base.epoch not in staying | pinned)
 
 
 def _unreachable_file(destination: Destination, meta: BlobMeta) -> UnreachableFile:

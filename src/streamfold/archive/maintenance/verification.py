@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from streamfold.archive.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.admission import Limits, pieces
+from streamfold.archive.formats.admission import PieceLimits, pieces
 from streamfold.archive.formats.conforming import values_of
 from streamfold.archive.formats.format import FORMATS
 from streamfold.archive.formats.jsonl.json_text import object_text
@@ -33,7 +33,7 @@ from streamfold.wording import noun
 Words = npt.NDArray[np.uint64]
 
 #: Rows and bytes that are hashed at once: hashing a byte of text takes about 30 bytes.
-AT_ONCE = Limits(rows=16 << 10, size=2 << 20)
+AT_ONCE = PieceLimits(rows=16 << 10, size=2 << 20)
 
 
 class Fingerprint:
@@ -115,10 +115,10 @@ async def check_rebase(rebase: Rebase, files: PartFiles, decoding: Decoding) -> 
     """
     manifest, artifacts = rebase.new.manifest, (rebase.new.base, *rebase.old.artifacts)
     schemas = [decoding.schema_of(manifest, artifact) for artifact in artifacts]
-    known = [schema.arrow for schema in schemas if schema]
-    if len(known) < len(schemas):
+    arrows = [schema.arrow for schema in schemas if schema]
+    if len(arrows) < len(schemas):
         return False
-    shared = pa.schema([f for f in known[0] if all(f.name in names.names for names in known)])
+    shared = pa.schema([f for f in arrows[0] if all(f.name in names.names for names in arrows)])
     folded, written = [
         await _fingerprint(Rebuild(plan, files, decoding, tuple(shared.names)), shared)
         for plan in (rebase.old, rebase.new)
@@ -134,16 +134,16 @@ async def check_rebase(rebase: Rebase, files: PartFiles, decoding: Decoding) -> 
 
 
 async def _fingerprint(rebuild: Rebuild, columns: pa.Schema) -> Fingerprint:
-    found = Fingerprint()
+    fingerprint = Fingerprint()
     async with aclosing(rebuild.pieces()) as pieces:
         async for piece in pieces:
-            await finish(asyncio.to_thread(_add, found, piece, columns))
-    return found
+            await finish(asyncio.to_thread(_add, fingerprint, piece, columns))
+    return fingerprint
 
 
-def _add(found: Fingerprint, piece: pa.Table, columns: pa.Schema) -> None:
+def _add(fingerprint: Fingerprint, piece: pa.Table, columns: pa.Schema) -> None:
     for batch in piece.to_batches():
-        found.add(fitted(batch, columns))
+        fingerprint.add(fitted(batch, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Verifier:
             checked.append(await self._check(part, chosen))
             if on_file:
                 on_file(checked[-1])
-        found = Verification(
+        verification = Verification(
             self.manifest.table,
             self.manifest.head_position,
             artifacts=len(self.manifest.artifacts),
@@ -207,11 +207,11 @@ class Verifier:
             unhashed=sum(part.sha256 is None for part, _ in parts.values()),
             problems=tuple(file for file in checked if file.problem),
         )
-        return await self._compare_bases(found) if self.deep else found
+        return await self._compare_bases(verification) if self.deep else verification
 
-    async def _compare_bases(self, found: Verification) -> Verification:
+    async def _compare_bases(self, verification: Verification) -> Verification:
         """Return what was found, and which bases are not what the epochs before them lead to."""
-        problems = {file.path: file for file in found.problems}
+        problems = {file.path: file for file in verification.problems}
         compared = 0
         for rebase in rebases_of(self.manifest):
             if rebase.paths() & problems.keys():
@@ -225,7 +225,7 @@ class Verifier:
                 problems[rebase.path] = Checked(rebase.path, 0, 0, error)
         bases = sum(artifact.is_base for artifact in self.manifest.artifacts)
         return replace(
-            found,
+            verification,
             problems=tuple(problems.values()),
             compared=compared,
             incomparable=bases - 1 - compared,
@@ -233,11 +233,11 @@ class Verifier:
 
     def parts(self) -> dict[str, tuple[Part, ChosenFiles | None]]:
         """Return every live file once, by path, with the way to read it if one is known."""
-        found: dict[str, tuple[Part, ChosenFiles | None]] = {}
+        parts: dict[str, tuple[Part, ChosenFiles | None]] = {}
         for artifact in self.manifest.artifacts:
             for part, chosen in self._parts_of(artifact):
-                found.setdefault(part.path, (part, chosen))
-        return found
+                parts.setdefault(part.path, (part, chosen))
+        return parts
 
     def _parts_of(self, artifact: Artifact) -> Iterator[tuple[Part, ChosenFiles | None]]:
         for name, files in artifact.formats.items():

@@ -1,52 +1,54 @@
-"""Manifests as JSON: read strictly, written so that the same manifest gives the same bytes.
+"""Manifests as JSON: parsed strictly, and written so that equal manifests give equal bytes.
 
-The files that they name:
+Artifact files are named:
 
     epoch=<N>/snapshot-<to>-<attempt>[-b<bucket>]<extension>
     epoch=<N>/diff-<from>-<to>-<attempt>[-b<bucket>]<extension>
 
-Positions are padded, so that a listing is in their order. The attempt is new for every try to
-write an artifact: no two writers, and no two tries of one, ever write to the same name. Names of the
-published layout have neither.
+Positions are padded, so that listings are in position order. Every try to write an artifact has a
+new attempt: no two writers, and no two tries of one writer, ever use the same name. Names in the
+published layout have neither padding nor an attempt.
 """
 
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
-from streamfold.archive.errors import ManifestInvalidError, ManifestVersionError
+from streamfold.archive.errors import ManifestInvalidError
 from streamfold.archive.manifest.model import (
     MANIFEST_VERSION,
     Artifact,
-    Entry,
     FormatFiles,
     Manifest,
+    ManifestObject,
     Part,
     Pin,
-    Retired,
+    RetiredFile,
     Source,
     SourceRange,
     Writer,
     check_manifest,
 )
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.errors import InvalidError
+from streamfold.errors import FormatUnsupportedError, InvalidError
 from streamfold.undecodable import UNDECODABLE
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=ManifestObject)
 
-#: Fields that are written even when they are null: the published format says so.
+#: Fields that are written even when null, as the published format requires.
 _ALWAYS = frozenset({"from_position", "artifacts", "formats"})
 
 
 def read_manifest(data: bytes, order: PositionOrder | None = None) -> Manifest:
-    """Return a manifest that keeps every rule, or refuse it; unknown fields are kept.
+    """Return a manifest that keeps every rule, or raise. Unknown fields are kept.
 
-    `order` is needed only for positions of an order that is not one of `KNOWN_ORDERS`.
+    `order` is needed only for positions whose order is not one of `KNOWN_ORDERS`.
     """
     raw = _decode(data)
     manifest = _take(
@@ -56,20 +58,34 @@ def read_manifest(data: bytes, order: PositionOrder | None = None) -> Manifest:
         writer=lambda value: value and _take(Writer, value),
         source=lambda value: value and _take(Source, value),
         pins=lambda value: tuple(_take(Pin, pin) for pin in _list(value)),
-        retired=lambda value: tuple(_take(Retired, retired) for retired in _list(value)),
+        retired=lambda value: tuple(_take(RetiredFile, retired) for retired in _list(value)),
     )
     check_manifest(manifest, order)
     return manifest
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as it is stored: fields in a fixed order, two spaces, one line end."""
-    return msgspec.json.format(msgspec.json.encode(to_json(manifest)), indent=2) + b"\n"
+    """Return the stored form: fixed field order, two-space indent, final newline."""
+    encoded = [msgspec.Raw(_encoded_artifact(artifact)) for artifact in manifest.artifacts]
+    whole = to_json(msgspec.structs.replace(manifest, artifacts=())) | {"artifacts": encoded}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
+
+
+#: The JSON of artifacts that exist, by their identity: each commit writes all of them again.
+_encoded: dict[int, tuple[weakref.ref[Artifact], bytes]] = {}
+
+
+def _encoded_artifact(artifact: Artifact) -> bytes:
+    number = id(artifact)
+    if number not in _encoded:
+        ref = weakref.ref(artifact, lambda _: _encoded.pop(number, None))
+        _encoded[number] = ref, msgspec.json.encode(to_json(artifact))
+    return _encoded[number][1]
 
 
 def to_json(value: Any) -> Any:
-    """Return an entry as plain JSON values: absent fields left out, unknown ones at the end."""
-    if isinstance(value, Entry):
+    """Return an entry as plain JSON values, without absent fields and with unknown ones last."""
+    if isinstance(value, ManifestObject):
         fields = msgspec.structs.asdict(value)
         extra = fields.pop("extra")
         defaults = _defaults(type(value))
@@ -86,7 +102,14 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _defaults(kind: type[Entry]) -> dict[str, Any]:
+# Both functions are cached: msgspec evaluates all annotations of a class on each call.
+@cache
+def _field_names(kind: type[ManifestObject]) -> frozenset[str]:
+    return frozenset(field.name for field in msgspec.structs.fields(kind)) - {"extra"}
+
+
+@cache
+def _defaults(kind: type[ManifestObject]) -> dict[str, Any]:
     optional = {field.name: field for field in msgspec.structs.fields(kind) if not field.required}
     optional.pop("manifest_version", None)
     return {
@@ -106,7 +129,11 @@ def _decode(data: bytes) -> dict[str, Any]:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ManifestInvalidError(f"manifest_version is {version!r}: it must be a number from 1")
     if version > MANIFEST_VERSION:
-        raise ManifestVersionError(version, MANIFEST_VERSION)
+        raise FormatUnsupportedError(
+            f"manifest_version is {version}, and this version of Streamfold reads up to "
+            f"{MANIFEST_VERSION}: upgrade it",
+            code="manifest_version",
+        )
     return raw
 
 
@@ -126,7 +153,7 @@ def _read_files(format_id: str, raw: Any, artifact: Any) -> FormatFiles:
     files = _take(FormatFiles, raw, parts=lambda value: tuple(_take(Part, p) for p in _list(value)))
     if files.parts:
         return files
-    # Other writers name no parts: there is one, and its name follows from the artifact.
+    # Other writers list no parts: there is one file, and its name derives from the artifact.
     try:
         path = published_path(
             format_id,
@@ -141,14 +168,14 @@ def _read_files(format_id: str, raw: Any, artifact: Any) -> FormatFiles:
 
 
 def _take(kind: type[E], raw: Any, **readers: Callable[[Any], Any]) -> E:
-    fields = {field.name for field in msgspec.structs.fields(kind)} - {"extra"}
-    known: dict[str, Any] = {name: value for name, value in _dict(raw).items() if name in fields}
+    fields = _field_names(kind)
+    members: dict[str, Any] = {name: value for name, value in _dict(raw).items() if name in fields}
     for name, read in readers.items():
-        if name in known:
-            known[name] = read(known[name])
+        if name in members:
+            members[name] = read(members[name])
     extra = {name: value for name, value in raw.items() if name not in fields}
     try:
-        return msgspec.convert({**known, "extra": extra}, kind)
+        return msgspec.convert({**members, "extra": extra}, kind)
     except msgspec.ValidationError as error:
         raise ManifestInvalidError(f"the manifest's {kind.__name__} is wrong: {error}") from None
 
@@ -165,7 +192,7 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-#: What the published format appends for its two formats.
+#: File extensions of the two published formats.
 PUBLISHED_EXTENSIONS = {"jsonl": ".jsonl", "protobuf": ".pb"}
 
 
@@ -210,5 +237,5 @@ def derived_path(epoch: int, from_position: str | None, to_position: str, extens
 
 
 def sanitised(text: str) -> str:
-    """Return `text` with only what every kind of storage and every URI takes as it is."""
+    """Return `text` with every character replaced that some storage or URI would not take as is."""
     return re.sub(r"[^A-Za-z0-9._+-]", "_", text)

@@ -1,25 +1,25 @@
-"""The manifest: what is live in one table's archive, as frozen data.
+"""The manifest: the live artifacts of one table's archive, as frozen data.
 
 Version 1 is a published contract: the fields `manifest_version, table, epoch, updated_at,
 head_position, artifacts` and those of an artifact never change their meaning. All others are
-additions that a reader may ignore. Unknown fields stay in `extra` and are written back as they were
+additions that a reader may ignore. Unknown fields are kept in `extra` and written back unchanged.
+
+`path` is relative to the folder of the manifest, so an archive may be moved or copied. `uri`
+locates the file in this destination.
+
+Our writers number their commits and give each an id, which shows whether two manifests are versions
+of one archive. Manifests by other writers have neither. Two of them are versions of one archive if
+the artifacts that both could hold are the same.
+
+`check_manifest` has the rules. They are checked before a manifest is written, and whenever one is
 read.
-
-`path` is relative to the folder of the manifest, so an archive may be moved or copied; `uri` says
-where the file is in this destination.
-
-Our writers number their commits and give each an id, which shows whether two manifests are
-versions of one archive. Manifests of other writers have neither; one of them is a version of
-another if the artifacts that both could hold are the same.
-
-`check_manifest` has the rules: they are checked before a manifest is written, and whenever one is read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise, takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -32,30 +32,30 @@ from streamfold.errors import InvalidError
 MANIFEST_VERSION = 1
 #: Name of the manifest in the folder of its table.
 MANIFEST_KEY = "manifest.json"
-#: `layout` of archives whose names follow from positions alone; absent in all others.
+#: The `layout` of archives whose file names derive from positions alone. Others have none.
 PUBLISHED_LAYOUT = "laredo"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """An object of the manifest; `extra` holds unknown fields."""
+class ManifestObject(msgspec.Struct, frozen=True, kw_only=True):
+    """An object in the manifest. `extra` holds unknown fields."""
 
     extra: dict[str, Any] = {}
 
 
-class Part(Entry, frozen=True, kw_only=True):
-    """One file, of one key bucket where the artifact is bucketed."""
+class Part(ManifestObject, frozen=True, kw_only=True):
+    """One file. In a bucketed artifact, it holds one key bucket."""
 
     path: str
     uri: str
     size_bytes: int
-    #: Hexadecimal; None in archives of writers that record no hash.
+    #: Hexadecimal; None in archives by writers that record no hash.
     sha256: str | None = None
     rows: int | None = None
     bucket: int | None = None
 
 
-class FormatFiles(Entry, frozen=True, kw_only=True):
-    """An artifact in one format; with several parts `uri` ends in a slash and is not a file."""
+class FormatFiles(ManifestObject, frozen=True, kw_only=True):
+    """An artifact in one format. With several parts, `uri` is a folder and ends in a slash."""
 
     uri: str
     size_bytes: int
@@ -63,16 +63,16 @@ class FormatFiles(Entry, frozen=True, kw_only=True):
     parts: tuple[Part, ...] = ()
 
 
-class SourceRange(Entry, frozen=True, kw_only=True):
-    """The commits of the source that an artifact holds, as LSNs of PostgreSQL."""
+class SourceRange(ManifestObject, frozen=True, kw_only=True):
+    """The source commits that an artifact contains, as PostgreSQL LSNs."""
 
     #: The first commit with a change in a diff; None for a base.
     first: str | None = None
-    #: The table at the end of the artifact holds no change that was committed after this.
+    #: At the end of the artifact, the table contains no change committed after this.
     last: str
-    #: When it was committed.
+    #: When `last` was committed.
     time: str | None = None
-    #: The artifact ends in the middle of the first copy: the table was never like this.
+    #: The artifact ends in the middle of the initial copy: the source table never looked like this.
     copying: bool = False
 
     def of_base(self) -> SourceRange:
@@ -84,7 +84,7 @@ class SourceRange(Entry, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, first=self.last)
 
 
-class Artifact(Entry, frozen=True, kw_only=True):
+class Artifact(ManifestObject, frozen=True, kw_only=True, weakref=True):
     """A base (`snapshot`) of all rows at `to_position`, or the net changes of `(from, to]`."""
 
     kind: Literal["snapshot", "diff"]
@@ -101,9 +101,10 @@ class Artifact(Entry, frozen=True, kw_only=True):
     #: The commit that published it.
     commit_id: str | None = None
     rebase_reason: str | None = None
-    #: None where the records had no positions of a source.
+    #: None if the records carried no source positions.
     source_range: SourceRange | None = None
-    #: Changes before this position are missing, so rows may be; None for a table known to be whole.
+    #: Changes before this position are missing, so rows may be too. None for a table known to be
+    #: complete.
     incomplete_before: str | None = None
 
     @property
@@ -116,27 +117,31 @@ class Artifact(Entry, frozen=True, kw_only=True):
             yield from files.parts
 
 
-class Writer(Entry, frozen=True, kw_only=True):
-    """The writer that may commit: the token grows with each claim, `claim_id` is unique to one."""
+class Writer(ManifestObject, frozen=True, kw_only=True):
+    """The writer that may commit.
+
+    The token grows with each claim; `claim_id` is unique to one claim.
+    """
 
     id: str
     fencing_token: int
     claim_id: str
 
 
-class Source(Entry, frozen=True, kw_only=True):
-    """Where the records came from, and how far it was read."""
+class Source(ManifestObject, frozen=True, kw_only=True):
+    """The source of the records, and how far it has been read."""
 
     name: str
     offsets: dict[str, str] = {}
-    #: Milliseconds since 1970 of the last record that was read, by which its stream is recognized.
+    #: Timestamp of the last record read, in milliseconds since 1970. It identifies the record's
+    #: stream.
     timestamp: int | None = None
-    #: Records that could not be decoded, since the table began; None without any.
+    #: Undecodable records since the table began; None if there were none.
     dead_letters: int | None = None
 
 
-class Pin(Entry, frozen=True, kw_only=True):
-    """Keeps one epoch from being pruned until it expires."""
+class Pin(ManifestObject, frozen=True, kw_only=True):
+    """Protects one epoch from pruning until the pin expires."""
 
     id: str
     epoch: int
@@ -145,15 +150,15 @@ class Pin(Entry, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Retired(Entry, frozen=True, kw_only=True):
-    """A file that was live until `at`; readers that planned before then may still read it."""
+class RetiredFile(ManifestObject, frozen=True, kw_only=True):
+    """A file that was live until `at`. Readers that planned before then may still read it."""
 
     path: str
     at: str
 
 
-class Manifest(Entry, frozen=True, kw_only=True):
-    """One version of the archive of one table; `artifacts` are in order, newest last."""
+class Manifest(ManifestObject, frozen=True, kw_only=True):
+    """One version of one table's archive. `artifacts` are in order, newest last."""
 
     manifest_version: int = MANIFEST_VERSION
     table: str
@@ -171,14 +176,14 @@ class Manifest(Entry, frozen=True, kw_only=True):
     source: Source | None = None
     position_order: str | None = None
     oldest_readable_position: str | None = None
-    #: That of the last artifact.
+    #: The value of the last artifact.
     incomplete_before: str | None = None
     key_fields: list[str] | None = None
     schema_id: str | None = None
     schemas: dict[str, Any] = {}
     columns: list[Any] | None = None
     pins: tuple[Pin, ...] = ()
-    retired: tuple[Retired, ...] = ()
+    retired: tuple[RetiredFile, ...] = ()
 
     @property
     def base(self) -> Artifact:
@@ -195,7 +200,7 @@ class Manifest(Entry, frozen=True, kw_only=True):
         return self.writer.fencing_token if self.writer else 0
 
     def parts(self) -> Iterator[Part]:
-        """Yield every live file; a part that a later base reuses is repeated."""
+        """Yield every live file. Repeats a part that a later base reuses."""
         for artifact in self.artifacts:
             yield from artifact.parts()
 
@@ -204,20 +209,21 @@ class Manifest(Entry, frozen=True, kw_only=True):
         return {part.path for part in self.parts()}
 
 
-def order_of(manifest: Manifest, given: PositionOrder | None = None) -> PositionOrder:
-    """Return the order of the manifest's positions; a custom order has to be given.
+def order_of(manifest: Manifest, order: PositionOrder | None = None) -> PositionOrder:
+    """Return the order of the manifest's positions. A custom order must be passed in.
 
-    Manifests of other writers do not name it: LSNs are the published default.
+    Manifests by other writers do not name it: they use LSNs, the published default, unless their
+    head is a plain number.
     """
     name = manifest.position_order
-    if given is not None and name in (None, given.name):
-        return given
-    if given is None and name in KNOWN_ORDERS:
+    if order is not None and name in (None, order.name):
+        return order
+    if order is None and name in KNOWN_ORDERS:
         return KNOWN_ORDERS[name]
-    if given is None and name is None:
+    if order is None and name is None:
         head = manifest.head_position
         return KNOWN_ORDERS["lsn" if "/" in head or not head else "seq_num"]
-    expected = f"{given.name!r} was given" if given else "none was given"
+    expected = f"{order.name!r} was given" if order else "none was given"
     raise ManifestInvalidError(
         f"positions of table {manifest.table!r} are in the order {name!r}, and {expected}: "
         "give the order of that name"
@@ -225,13 +231,18 @@ def order_of(manifest: Manifest, given: PositionOrder | None = None) -> Position
 
 
 def with_uris(manifest: Manifest, folder: str) -> Manifest:
-    """Return the manifest with the URIs of another folder; `folder` ends in a slash."""
+    """Return the manifest with URIs in another folder, given with a trailing slash.
+
+    Artifacts that have these URIs already stay the same objects.
+    """
     artifacts = tuple(_locate_artifact(artifact, folder) for artifact in manifest.artifacts)
     return msgspec.structs.replace(manifest, artifacts=artifacts)
 
 
 def _locate_artifact(artifact: Artifact, folder: str) -> Artifact:
     formats = {name: _locate_files(files, folder) for name, files in artifact.formats.items()}
+    if formats == artifact.formats:
+        return artifact
     return msgspec.structs.replace(artifact, formats=formats)
 
 
@@ -241,12 +252,12 @@ def _locate_files(files: FormatFiles, folder: str) -> FormatFiles:
 
 
 def _common_uri(parts: tuple[Part, ...], folder: str) -> str:
-    # One of several parts must not look like the whole, so this is the folder.
+    # A single part must not look like the whole artifact, so several parts share the folder's URI.
     return parts[0].uri if len(parts) == 1 else folder
 
 
 def age(manifest: Manifest, order: PositionOrder) -> tuple[int, object]:
-    """Return a value that grows with the version; without commit numbers the head decides."""
+    """Return a value that grows with the version. Without commit numbers, the head decides."""
     return manifest.commit_number, order.rank(manifest.head_position)
 
 
@@ -261,18 +272,19 @@ def are_versions(one: Manifest, other: Manifest, order: PositionOrder) -> bool:
 
 
 def _continues(older: Manifest, newer: Manifest, order: PositionOrder) -> bool:
-    """Return whether `newer` has all artifacts of `older` that it could not have pruned."""
-    kept = {_identity(artifact) for artifact in newer.artifacts}
+    """Return whether `newer` has every artifact of `older` that it cannot have pruned."""
+    identities = {_identity(artifact) for artifact in newer.artifacts}
     first = newer.artifacts[0]
     begins = order.rank(first.to_position)
     return all(
-        _identity(a) in kept or (a.epoch <= first.epoch and order.rank(a.to_position) < begins)
+        _identity(a) in identities
+        or (a.epoch <= first.epoch and order.rank(a.to_position) < begins)
         for a in older.artifacts
     )
 
 
 def _identity(artifact: Artifact) -> tuple[object, ...]:
-    """Return what two artifacts share only if one is a copy of the other."""
+    """Return values that two artifacts share only if one is a copy of the other."""
     return (
         artifact.kind,
         artifact.epoch,
@@ -284,23 +296,36 @@ def _identity(artifact: Artifact) -> tuple[object, ...]:
     )
 
 
-def check_manifest(manifest: Manifest, order: PositionOrder | None = None) -> None:
-    """Refuse a manifest from which a reader could rebuild a wrong table."""
+def check_manifest(
+    manifest: Manifest, order: PositionOrder | None = None, checked: Sequence[Artifact] = ()
+) -> None:
+    """Raise ManifestInvalidError if a reader could rebuild a wrong table from the manifest.
+
+    `checked` are the artifacts of an earlier version: those that are still the same objects, in the
+    same place, need no second check.
+    """
+    same = takewhile(
+        lambda pair: pair[0] is pair[1], zip(manifest.artifacts, checked, strict=False)
+    )
     try:
-        _check(manifest, order_of(manifest, order))
+        _check(manifest, order_of(manifest, order), sum(1 for _ in same))
     except InvalidError as error:
         raise _broken(manifest, error.message) from None
 
 
-def _check(manifest: Manifest, order: PositionOrder) -> None:
+def _check(manifest: Manifest, order: PositionOrder, checked: int) -> None:
     artifacts = manifest.artifacts
     if not artifacts or not artifacts[0].is_base:
         raise _broken(manifest, "its first artifact must be a base")
     for artifact in artifacts:
+        if artifact.schema_id is not None and artifact.schema_id not in manifest.schemas:
+            name, schema = _name(artifact), artifact.schema_id
+            raise _broken(manifest, f"{name} names schema {schema}, which does not exist")
+    for artifact in artifacts[checked:]:
         _check_artifact(manifest, artifact)
         if artifact.incomplete_before is not None:
             order.rank(artifact.incomplete_before)
-    for before, after in pairwise(artifacts):
+    for before, after in pairwise(artifacts[max(0, checked - 1) :]):
         _check_link(manifest, before, after, order.rank)
     order.rank(artifacts[0].to_position)
     _check_head(manifest)
@@ -319,8 +344,6 @@ def _check_artifact(manifest: Manifest, artifact: Artifact) -> None:
         raise _broken(manifest, f"{name} has no format: it cannot be read")
     for files in artifact.formats.values():
         _check_files(manifest, name, files)
-    if artifact.schema_id is not None and artifact.schema_id not in manifest.schemas:
-        raise _broken(manifest, f"{name} names schema {artifact.schema_id}, which does not exist")
     _check_unique(manifest, f"path in {name}", (part.path for part in artifact.parts()))
     if (source := artifact.source_range) is not None:
         LSN.rank(source.last)

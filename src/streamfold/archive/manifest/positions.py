@@ -1,7 +1,7 @@
-"""Positions and times in a manifest: text whose order is defined.
+"""Positions and times in a manifest: text with a defined order.
 
-A source of your own brings a `PositionOrder`; its name goes into the manifest, and readers of that
-archive need the same order.
+A custom source brings its own `PositionOrder`. The name of the order goes into the manifest, and
+readers of that archive need the same order.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 from streamfold.archive.errors import PositionInvalidError
 from streamfold.errors import InvalidError
 
-#: Digits of the largest 64-bit number, so that names of any two positions have one length.
+#: Digits of the largest 64-bit number, so that all positions in names have the same length.
 SEQ_NUM_DIGITS = 20
-#: Digits after the seconds vary between writers; Python keeps six.
+#: The number of fractional digits varies between writers; Python keeps six.
 _PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 
 
 class PositionOrder(Protocol):
-    """How positions of one kind of source compare; stateless and picklable."""
+    """How the positions of one kind of source compare. Stateless and picklable."""
 
     @property
     def name(self) -> str:
@@ -29,11 +29,11 @@ class PositionOrder(Protocol):
         ...
 
     def rank(self, position: str) -> int:
-        """Return a number that grows with the position; refuse text that is not a position."""
+        """Return a number that grows with the position. Raises if the text is not a position."""
         ...
 
     def sortable(self, position: str) -> str:
-        """Return the position as part of an object key, so that keys sort as positions do."""
+        """Return the position for use in an object key, so that keys sort as positions do."""
         ...
 
 
@@ -44,7 +44,7 @@ class SeqNumOrder:
     name: str = "seq_num"
 
     def rank(self, position: str) -> int:
-        # Callers are not all type-checked, and a record without a position must not get through.
+        # Not all callers are type-checked, and a record without a position must not get through.
         if not isinstance(position, str) or not re.fullmatch(r"-1|0|[1-9][0-9]{0,19}", position):
             raise PositionInvalidError(
                 f"position {position!r} is not a sequence number: use decimal digits without leading "
@@ -58,7 +58,7 @@ class SeqNumOrder:
 
 @dataclass(frozen=True, slots=True)
 class LsnOrder:
-    """Log sequence numbers of Postgres, `X/X` in hexadecimal; "" is before all of them.
+    """PostgreSQL log sequence numbers, `X/X` in hexadecimal; "" is before all of them.
 
     Laredo writes "" for a table that it loaded before any change arrived.
     """
@@ -92,19 +92,19 @@ class LsnOrder:
 
 SEQ_NUM = SeqNumOrder()
 LSN = LsnOrder()
-#: Orders that are built in.
+#: Built-in orders.
 KNOWN_ORDERS: dict[str, PositionOrder] = {SEQ_NUM.name: SEQ_NUM, LSN.name: LSN}
 
 
 def format_time(moment: datetime) -> str:
-    """Return the text for the manifest; a time without a zone is refused, not guessed."""
+    """Return a time as text for the manifest. Raises InvalidError for a time without a zone."""
     if moment.tzinfo is None:
         raise InvalidError(f"time {moment.isoformat()} has no zone: give it in UTC")
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def parse_time(text: str) -> datetime:
-    """Return the moment, to the microsecond."""
+    """Return the time that the text gives, truncated to the microsecond."""
     match = _PATTERN.fullmatch(text)
     try:
         if match:

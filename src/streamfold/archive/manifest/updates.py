@@ -1,7 +1,7 @@
-"""What a commit changes, and what must hold for it: plain data, applied to copies.
+"""Manifest updates and what they require: plain data, applied to copies.
 
-An update never looks at storage. `apply_updates` returns a new manifest that keeps every rule, or
-raises and leaves the old one as it is.
+Updates never look at storage. `apply_updates` returns a new manifest that keeps every rule, or
+raises and leaves the old one unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamfold.archive.manifest.model import (
     Artifact,
     Manifest,
     Pin,
-    Retired,
+    RetiredFile,
     Source,
     Writer,
     check_manifest,
@@ -31,31 +31,31 @@ replace = msgspec.structs.replace
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Identity and time of a commit; all its attempts have the same id."""
+    """Identity and time of a commit. All its attempts share one id."""
 
     commit_id: str
     now: datetime
 
 
-class Update(Protocol):
-    """One change of a manifest."""
+class ManifestUpdate(Protocol):
+    """One change to a manifest."""
 
     def apply(self, manifest: Manifest, stamp: Stamp) -> Manifest:
-        """Return the changed copy; applying twice changes nothing more."""
+        """Return the changed copy. Applying an update twice changes nothing more."""
         ...
 
 
 class Requirement(Protocol):
-    """What must hold for the manifest that a commit replaces."""
+    """A condition on the manifest that a commit replaces."""
 
     def check(self, manifest: Manifest | None) -> None:
-        """Raise a `ConflictError` or `WriterFencedOutError` if it does not hold."""
+        """Raise a `ConflictError` or `WriterFencedOutError` if the condition does not hold."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """The schema that an artifact is written in, as the manifest holds it."""
+    """The schema of an artifact, in the form that the manifest stores."""
 
     schema_id: str
     schema: dict[str, Any]
@@ -65,9 +65,9 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTable:
-    """Makes this writer the only one that may commit data; the last claim owns the table.
+    """Makes this writer the only one that may commit data. The last claim owns the table.
 
-    From then on the table is called what this writer calls it.
+    A claim also renames the table to the name that this writer uses.
     """
 
     writer_id: str
@@ -80,7 +80,7 @@ class ClaimTable:
             return manifest
         token = manifest.fencing_token + 1
         writer = Writer(id=self.writer_id, fencing_token=token, claim_id=self.claim_id)
-        # An archive of another writer has no id yet.
+        # An archive by another writer has no id yet.
         archive_id = manifest.archive_id or self.claim_id
         return replace(
             manifest, writer=writer, archive_id=archive_id, table=self.table, layout=self.layout
@@ -114,9 +114,9 @@ class AppendArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class PruneEpochs:
-    """Takes epochs out of the manifest, except pinned ones and the newest; their files retire.
+    """Removes epochs from the manifest, except the newest and pinned ones, and retires their files.
 
-    Pins that have expired go too, and so do retired files whose grace period is over.
+    Also removes expired pins, and retired files whose grace period is over.
     """
 
     epochs: frozenset[int]
@@ -124,20 +124,20 @@ class PruneEpochs:
 
     def apply(self, manifest: Manifest, stamp: Stamp) -> Manifest:
         pins = tuple(pin for pin in manifest.pins if parse_time(pin.expires_at) > stamp.now)
-        kept = {pin.epoch for pin in pins} | {manifest.epoch}
-        gone = self.epochs - kept
+        epochs = {pin.epoch for pin in pins} | {manifest.epoch}
+        gone = self.epochs - epochs
         artifacts = tuple(a for a in manifest.artifacts if a.epoch not in gone)
         remaining = replace(manifest, artifacts=artifacts, pins=pins)
         waiting = tuple(r for r in manifest.retired if parse_time(r.at) > self.forget_before)
         at = format_time(stamp.now)
         left = sorted(manifest.paths() - remaining.paths())
-        fresh = tuple(Retired(path=path, at=at) for path in left)
+        fresh = tuple(RetiredFile(path=path, at=at) for path in left)
         return replace(remaining, retired=waiting + fresh)
 
 
 @dataclass(frozen=True, slots=True)
 class AddPin:
-    """Keeps an epoch until the pin expires; a pin of the same id is replaced."""
+    """Keeps an epoch until the pin expires. Replaces a pin with the same id."""
 
     pin: Pin
 
@@ -152,7 +152,7 @@ class AddPin:
 
 @dataclass(frozen=True, slots=True)
 class RemovePin:
-    """Removes a pin; a missing one is fine."""
+    """Removes a pin, if it exists."""
 
     pin_id: str
 
@@ -162,25 +162,25 @@ class RemovePin:
 
 @dataclass(frozen=True, slots=True)
 class RequireWriter:
-    """This writer still owns the table."""
+    """Requires that this writer still owns the table."""
 
     writer: Writer
 
     def check(self, manifest: Manifest | None) -> None:
-        found = manifest.writer if manifest else None
-        if manifest is None or found is None:
+        writer = manifest.writer if manifest else None
+        if manifest is None or writer is None:
             raise CommitConflictError(
                 f"the manifest that writer {self.writer.id!r} claimed is gone: open the table again"
             )
-        if found != self.writer:
+        if writer != self.writer:
             raise WriterFencedOutError(
-                manifest.table, self.writer.id, found.id, found.fencing_token
+                manifest.table, self.writer.id, writer.id, writer.fencing_token
             )
 
 
 @dataclass(frozen=True, slots=True)
 class RequireNoArchive:
-    """No first base was written yet."""
+    """Requires that the first base has not been written yet."""
 
     writer: Writer
 
@@ -198,7 +198,7 @@ class RequireNoArchive:
 
 @dataclass(frozen=True, slots=True)
 class RequireHead:
-    """Nothing was appended since the artifact was planned."""
+    """Requires that nothing was appended since the artifact was planned."""
 
     epoch: int
     position: str
@@ -216,9 +216,9 @@ class RequireHead:
 
 
 def apply_updates(
-    manifest: Manifest, updates: Sequence[Update], stamp: Stamp, order: PositionOrder
+    manifest: Manifest, updates: Sequence[ManifestUpdate], stamp: Stamp, order: PositionOrder
 ) -> Manifest:
-    """Return the manifest after all updates, numbered, linked to its predecessor, and checked."""
+    """Return the manifest after all updates: numbered, linked to its predecessor, and checked."""
     changed = manifest
     for update in updates:
         changed = update.apply(changed, stamp)
@@ -233,7 +233,7 @@ def apply_updates(
         incomplete_before=changed.artifacts[-1].incomplete_before if changed.artifacts else None,
         schemas=_live_schemas(changed),
     )
-    check_manifest(changed, order)
+    check_manifest(changed, order, checked=manifest.artifacts)
     return changed
 
 

@@ -1,11 +1,11 @@
-"""Changes as they were published, diff by diff, and tables that are kept up to date by them.
+"""Published changes, diff by diff, and tables that they keep up to date.
 
-A diff comes as one or more batches. A consumer that applies them has the table at `to_position`
-after the batch that is `last`; changes are keyed, so applying some of them again is harmless.
+A diff comes as one or more batches. A consumer that applied all of them, including the `last` one,
+has the table at `to_position`. Changes are keyed, so applying some of them again is harmless.
 
 A follower goes from diff to diff, also across re-bases, whose closing diffs lead to the new base.
-Only where no diffs continue (changes were lost, or epochs were pruned while it was away) does it
-get all rows again, to replace what it has.
+Only where no diff continues (changes were lost, or epochs were pruned while it was away) does it
+get all rows again, as a replacement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamfold.archive.schema import TableSchema
 if TYPE_CHECKING:
     from streamfold.archive.read.reader import Archive
 
-#: Waits until there may be a new commit, for example with a subscription to the archive's events.
+#: Waits until there may be a new commit, for example by a subscription to the archive's events.
 Wake = Callable[[], Awaitable[object]]
 
 
@@ -39,7 +39,7 @@ Wake = Callable[[], Awaitable[object]]
 class Changes:
     """Changes of one diff, `(from_position, to_position]`.
 
-    `batch` has the columns action, key, before and after; a TRUNCATE is the first change of its
+    `batch` has the columns action, key, before and after. A TRUNCATE is the first change of its
     diff. An empty diff is one empty batch.
     """
 
@@ -63,13 +63,13 @@ class ChangeFeed:
         schema = self._schema()
         for artifact in self.plan.diffs:
             diff = self.decoding.choose(self.plan.manifest, artifact)
-            held: pa.RecordBatch | None = None
+            previous: pa.RecordBatch | None = None
             async with aclosing(self._batches(diff, schema)) as batches:
                 async for batch in batches:
-                    if held is not None:
-                        yield _changes(diff, held, last=False)
-                    held = batch
-            yield _changes(diff, _empty(schema) if held is None else held, last=True)
+                    if previous is not None:
+                        yield _changes(diff, previous, last=False)
+                    previous = batch
+            yield _changes(diff, _empty(schema) if previous is None else previous, last=True)
 
     def _schema(self) -> TableSchema | None:
         if not self.plan.diffs:
@@ -80,7 +80,7 @@ class ChangeFeed:
         self, diff: ChosenFiles, schema: TableSchema | None
     ) -> AsyncGenerator[pa.RecordBatch]:
         keys = self.decoding.keys(self.plan.manifest)
-        # Any part may hold the TRUNCATE, which has to come before all other changes.
+        # Any part may hold the TRUNCATE, which must precede all other changes.
         several = len(diff.parts) > 1
         if several and schema and await truncates(diff, self.files, keys):
             yield _truncate(schema)
@@ -128,17 +128,17 @@ class Rows:
 Followed = Rows | Changes
 
 
-class Follower:
-    """What one consumer of an archive has seen, and what comes next for it."""
+class ArchiveFollower:
+    """One consumer's progress through an archive."""
 
     def __init__(self, archive: Archive, since: str | None) -> None:
         self._archive = archive
         self._archive_id = archive.manifest.archive_id
-        #: The table that the consumer has is the one at this position; None without a table.
+        #: The position of the consumer's table; None if it has no table.
         self.position = since
 
     async def run(self, poll: timedelta, wake: Wake | None) -> AsyncGenerator[Followed]:
-        """Yield what brings the consumer up to date, without end; `wake` shortens the wait."""
+        """Yield updates for the consumer, without end. `wake` shortens the wait."""
         reason = "start"
         while True:
             if self._archive.manifest.archive_id != self._archive_id:
@@ -174,17 +174,17 @@ class Follower:
 
     async def _rows(self, reason: str) -> AsyncGenerator[Rows]:
         plan = self._archive.plan()
-        held: pa.RecordBatch | None = None
+        previous: pa.RecordBatch | None = None
         first = True
         async with aclosing(self._archive.read(plan)) as pieces:
             async for piece in pieces:
-                for batch in batches_of(piece, needed=held is None):
-                    if held is not None and len(held):
-                        yield Rows(plan.position, plan.base.epoch, held, first, False, reason)
+                for batch in batches_of(piece, needed=previous is None):
+                    if previous is not None and len(previous):
+                        yield Rows(plan.position, plan.base.epoch, previous, first, False, reason)
                         first = False
-                    held = batch
-        if held is not None:
-            yield Rows(plan.position, plan.base.epoch, held, first, True, reason)
+                    previous = batch
+        if previous is not None:
+            yield Rows(plan.position, plan.base.epoch, previous, first, True, reason)
 
 
 def _reached(item: Followed) -> str:
@@ -192,7 +192,7 @@ def _reached(item: Followed) -> str:
 
 
 async def _wait(poll: timedelta, wake: Wake | None) -> None:
-    """Return when there may be a new commit, after `poll` at the latest."""
+    """Wait until there may be a new commit, for `poll` at most."""
     if wake is None:
         await asyncio.sleep(poll.total_seconds())
         return

@@ -64,8 +64,8 @@ class ChosenFiles:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file of a base; `columns` needs a schema."""
         batches = self._form(part).read_rows(source, self.schema, columns)
-        found = batches if self.schema else map(self.declared.rows, batches)
-        return self._counted(part, found)
+        rows = batches if self.schema else map(self.declared.rows, batches)
+        return self._counted(part, rows)
 
     def changes(
         self, part: Part, source: BinaryIO, keys: Sequence[str]
@@ -129,8 +129,8 @@ class Decoding:
     def _preferred(self, artifact: Artifact) -> Sequence[str]:
         if self.formats is not None:
             return self.formats
-        known = sorted(FORMATS.known(artifact.formats), key=lambda kind: kind.read_cost)
-        return [kind.id for kind in known]
+        kinds = sorted(FORMATS.existing(artifact.formats), key=lambda kind: kind.read_cost)
+        return [kind.id for kind in kinds]
 
     def only(self, name: str) -> Decoding:
         """Return the same for one format alone."""
@@ -179,9 +179,9 @@ def count_of(artifact: Artifact) -> int:
 
 def _check_parts(manifest: Manifest, artifact: Artifact, name: str, files: FormatFiles) -> None:
     rows = [part.rows for part in files.parts]
-    known = [count for count in rows if count is not None]
-    complete = len(known) == len(rows)
-    if (complete and sum(known) != count_of(artifact)) or (not complete and len(rows) > 1):
+    counts = [count for count in rows if count is not None]
+    complete = len(counts) == len(rows)
+    if (complete and sum(counts) != count_of(artifact)) or (not complete and len(rows) > 1):
         raise ManifestInvalidError(
             f"the {artifact.kind} of table {manifest.table!r} at {artifact.to_position!r} has "
             f"{count_of(artifact)} {noun(count_of(artifact), 'row')}, and its parts as {name} have "

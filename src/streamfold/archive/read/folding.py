@@ -62,8 +62,8 @@ class HashedValues:
         self.rows_at_once = ROWS_PER_VALUE * len(values)
 
     def holds(self, column: pa.ChunkedArray) -> Flags:
-        found: Flags = pc.is_in(column, value_set=self._values).to_numpy()
-        return found
+        flags: Flags = pc.is_in(column, value_set=self._values).to_numpy()
+        return flags
 
 
 class WholeNumbers:
@@ -82,12 +82,12 @@ class WholeNumbers:
         if column.null_count:
             return self._hashed.holds(column)
         words = _words(column)
-        found: Flags = self._filter[self._slots(words)]
-        likely = np.flatnonzero(found)
+        flags: Flags = self._filter[self._slots(words)]
+        likely = np.flatnonzero(flags)
         asked = words[likely]
         nearest = np.minimum(np.searchsorted(self._sorted, asked), len(self._sorted) - 1)
-        found[likely] = self._sorted[nearest] == asked
-        return found
+        flags[likely] = self._sorted[nearest] == asked
+        return flags
 
     def _slots(self, words: Words) -> Words:
         slots: Words = (words * SPREAD) >> self._shift
@@ -118,13 +118,13 @@ class KeyIndex:
         for column in columns:
             values, codes = _encoded(column)
             if not self._values:
-                known, self.numbers = np.arange(len(values)), codes
+                pair_codes, self.numbers = np.arange(len(values)), codes
             else:
                 # Renumbered for each field, so that no product of their sizes can overflow.
                 pairs = self.numbers * len(values) + codes
-                known, self.numbers = np.unique(pairs, return_inverse=True)
+                pair_codes, self.numbers = np.unique(pairs, return_inverse=True)
             self._values.append(values)
-            self._pairs.append(known)
+            self._pairs.append(pair_codes)
 
     @cached_property
     def _members(self) -> Members:
@@ -139,14 +139,14 @@ class KeyIndex:
         """Return for each row whether its key is one of the indexed keys."""
         if len(columns) == 1:
             return self._members.holds(columns[0])
-        found = np.ones(len(columns[0]), np.bool_)
+        flags = np.ones(len(columns[0]), np.bool_)
         numbers = np.zeros(len(columns[0]), np.int64)
-        for column, values, known in zip(columns, self._values, self._pairs, strict=True):
+        for column, values, pair_codes in zip(columns, self._values, self._pairs, strict=True):
             codes = _numbers(column, values)
             pairs = numbers * len(values) + codes
-            numbers = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
-            found &= (codes >= 0) & (known[numbers] == pairs)
-        return found
+            numbers = np.minimum(np.searchsorted(pair_codes, pairs), len(pair_codes) - 1)
+            flags &= (codes >= 0) & (pair_codes[numbers] == pairs)
+        return flags
 
     def last_of_each(self) -> Numbers:
         """Return where each key comes last, in the order of the rows."""
@@ -167,8 +167,8 @@ def _encoded(column: pa.ChunkedArray) -> tuple[pa.Array, Numbers]:
 
 
 def _numbers(column: pa.ChunkedArray, values: pa.Array) -> Numbers:
-    found = pc.fill_null(pc.index_in(column, value_set=values), -1)
-    numbers: Numbers = found.to_numpy().astype(np.int64)
+    indices = pc.fill_null(pc.index_in(column, value_set=values), -1)
+    numbers: Numbers = indices.to_numpy().astype(np.int64)
     return numbers
 
 
@@ -246,9 +246,9 @@ class Delta:
         index = self._index()
         for group in _groups(batches, index.rows_at_once):
             rows = pa.Table.from_batches(group)
-            kept = ~index.holds([rows[name] for name in self._keys.names])
+            untouched = ~index.holds([rows[name] for name in self._keys.names])
             rows = rows.select(self.columns.names)
-            yield rows if kept.all() else rows.filter(pa.array(kept))
+            yield rows if untouched.all() else rows.filter(pa.array(untouched))
 
     def rows(self) -> pa.Table:
         """Return the rows that the changes bring."""
@@ -261,8 +261,10 @@ def columns_of(structs: pa.StructArray, schema: pa.Schema) -> pa.RecordBatch:
     """Return the fields of `structs` that `schema` has, in its types; what is absent is null."""
     children = dict(zip((f.name for f in structs.type), structs.flatten(), strict=True))
     fields = [f for f in structs.type if f.name in schema.names]
-    found = pa.RecordBatch.from_arrays([children[f.name] for f in fields], schema=pa.schema(fields))
-    return fitted(found, schema) if fields else nulls(schema, len(structs))
+    columns = pa.RecordBatch.from_arrays(
+        [children[f.name] for f in fields], schema=pa.schema(fields)
+    )
+    return fitted(columns, schema) if fields else nulls(schema, len(structs))
 
 
 def nulls(schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -277,13 +279,13 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _groups(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[list[pa.RecordBatch]]:
     """Yield batches of `least` rows together, or of as many as may be held at once."""
-    held: list[pa.RecordBatch] = []
+    group: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch)
+        group.append(batch)
         rows, size = rows + len(batch), size + batch.nbytes
         if rows >= least or size >= LOOKUP_BYTES:
-            yield held
-            held, rows, size = [], 0, 0
-    if held:
-        yield held
+            yield group
+            group, rows, size = [], 0, 0
+    if group:
+        yield group

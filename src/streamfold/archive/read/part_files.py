@@ -110,9 +110,9 @@ class Cache:
     def evict(self, spare: Path | None = None) -> None:
         """Delete the least recently used files until the bound holds; never `spare`."""
         with self._lock():
-            found = sorted(self._files(), key=lambda file: file[0])
-            excess = sum(size for _, size, _ in found) - self.max_bytes
-            for used, size, path in found:
+            files = sorted(self._files(), key=lambda file: file[0])
+            excess = sum(size for _, size, _ in files) - self.max_bytes
+            for used, size, path in files:
                 abandoned = path.name.startswith(DRAFT) and used < time.time() - ABANDONED
                 if abandoned or (excess > 0 and path != spare and not path.name.startswith(DRAFT)):
                     path.unlink(missing_ok=True)

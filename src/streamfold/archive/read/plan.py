@@ -1,7 +1,7 @@
-"""Plans of what to read for a state of the table, or for the changes since one; they read nothing.
+"""Plans for rebuilding a table, or for reading its changes. Planning reads no files.
 
-Plans are made from one manifest and hold its artifacts. They are exact at the end of each artifact;
-between two ends they give the state at the earlier one; `position` is that end.
+Plans are made from one manifest and hold its artifacts. They are exact at the end of each artifact.
+Between two ends they give the state at the earlier one, which is `position`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamfold.notebook import html_table
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """A base and the diffs after it, which make the table at `position`; prints as a table."""
+    """A base and the diffs after it, which make up the table at `position`. Prints as a table."""
 
     manifest: Manifest
     base: Artifact
@@ -40,9 +40,9 @@ class TablePlan:
 
     @property
     def source_position(self) -> str | None:
-        """The last commit of the source that is in the table; None if that is not known."""
-        found = self.last.source_range
-        return found.last if found else None
+        """The last source commit that is in the table; None if unknown."""
+        source_range = self.last.source_range
+        return source_range.last if source_range else None
 
     @property
     def incomplete_before(self) -> str | None:
@@ -84,7 +84,7 @@ class ChangesPlan:
 
 
 def missing_changes(incomplete_before: str | None) -> str:
-    """Return what a title adds about missing changes; nothing for a whole table."""
+    """Return a title's note about missing changes; empty for a complete table."""
     return (
         f", incomplete: changes before {incomplete_before} are missing" if incomplete_before else ""
     )
@@ -98,10 +98,10 @@ def plan_table(
     time: datetime | None = None,
     at_source: str | None = None,
 ) -> TablePlan:
-    """Return what makes the table at the head, at a position, or as it was published at a time.
+    """Return the artifacts that make up the table at the head, a position or a publication time.
 
-    `at_source` is an LSN of the database: the newest table without a change that was committed after
-    it. Raises `PositionInvalidError` if a diff holds commits up to it and later ones.
+    `at_source` is a database LSN: plans the newest table without a change committed after it.
+    Raises `PositionInvalidError` if a diff holds commits both up to that LSN and after it.
     """
     if position is not None and time is not None:
         raise InvalidError("both a position and a time are given: give one of them")
@@ -115,24 +115,25 @@ def plan_table(
         return TablePlan(manifest, manifest.base, manifest.chain)
     rank = order.rank(position)
     _check_reachable(manifest, order, position)
-    known = [a for a in manifest.artifacts if order.rank(a.to_position) <= rank]
-    base = next(artifact for artifact in reversed(known) if artifact.is_base)
-    diffs = tuple(a for a in known if a.epoch == base.epoch and not a.is_base)
+    artifacts = [a for a in manifest.artifacts if order.rank(a.to_position) <= rank]
+    base = next(artifact for artifact in reversed(artifacts) if artifact.is_base)
+    diffs = tuple(a for a in artifacts if a.epoch == base.epoch and not a.is_base)
     return TablePlan(manifest, base, diffs)
 
 
 def plan_changes(
     manifest: Manifest, order: PositionOrder, since: str, *, until: str | None = None
 ) -> ChangesPlan:
-    """Return the diffs of `(since, until]`; both must be ends of artifacts, `until` is the head.
+    """Return the diffs of `(since, until]`, where `until` defaults to the head.
 
-    Raises `PositionPrunedError` if the diffs after `since` are gone, `ChainGapError` if there is
-    no diff that begins there or one is missing on the way: then only a base leads to the head.
+    Both must be ends of artifacts. Raises `PositionPrunedError` if the diffs after `since` are
+    gone, and `ChainGapError` if no diff begins there or one is missing on the way: then only a base
+    leads to the head.
     """
     end = manifest.head_position if until is None else until
-    for given in (since, end):
-        _check_reachable(manifest, order, given)
-    # By rank: an LSN may be written in small letters, or with zeros.
+    for position in (since, end):
+        _check_reachable(manifest, order, position)
+    # By rank: an LSN may be written in lower case, or with leading zeros.
     following = {
         order.rank(a.from_position): a for a in manifest.artifacts if a.from_position is not None
     }
@@ -169,20 +170,20 @@ def _position_at(manifest: Manifest, time: datetime) -> str:
 
 
 def _position_at_source(manifest: Manifest, lsn: str) -> str:
-    wanted, artifacts = LSN.rank(lsn), manifest.artifacts
+    rank, artifacts = LSN.rank(lsn), manifest.artifacts
     ends = [
-        (number, LSN.rank(found.last))
+        (number, LSN.rank(source_range.last))
         for number, artifact in enumerate(artifacts)
-        if (found := artifact.source_range) is not None and not found.copying
+        if (source_range := artifact.source_range) is not None and not source_range.copying
     ]
-    reached = max((number for number, last in ends if last <= wanted), default=None)
+    reached = max((number for number, last in ends if last <= rank), default=None)
     if reached is None:
         raise _no_source_position(manifest, lsn, [last for _, last in ends])
     for following in artifacts[reached + 1 : reached + 2]:
-        found = following.source_range
-        if found is None or found.first is None or LSN.rank(found.first) <= wanted:
-            known = artifacts[reached].source_range
-            nearest = [known.last] if known else []
+        after = following.source_range
+        if after is None or after.first is None or LSN.rank(after.first) <= rank:
+            before = artifacts[reached].source_range
+            nearest = [before.last] if before else []
             nearest += [LSN.position(last) for number, last in ends if number > reached][:1]
             raise PositionInvalidError(
                 f"LSN {lsn} is among the commits of {describe(following).strip()}, which cannot be "
@@ -233,7 +234,7 @@ def describe(artifact: Artifact) -> str:
 
 
 def artifact_table(title: str, artifacts: Iterable[Artifact]) -> str:
-    """Return a table of artifacts for a notebook."""
+    """Return an HTML table of artifacts for notebooks."""
     columns = ("artifact", "epoch", "positions", "rows or changes", "bytes by format", "created")
     return html_table(title, columns, map(_cells, artifacts))
 
@@ -251,11 +252,15 @@ def _cells(artifact: Artifact) -> tuple[object, ...]:
 
 
 def _source(artifact: Artifact) -> str:
-    found = artifact.source_range
-    if found is None:
+    source_range = artifact.source_range
+    if source_range is None:
         return ""
-    commits = found.last if found.first is None else f"{found.first} to {found.last}"
-    return f"  source {commits}{' (copying)' if found.copying else ''}"
+    commits = (
+        source_range.last
+        if source_range.first is None
+        else f"{source_range.first} to {source_range.last}"
+    )
+    return f"  source {commits}{' (copying)' if source_range.copying else ''}"
 
 
 def _span(diff: Artifact) -> str:

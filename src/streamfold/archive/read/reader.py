@@ -1,10 +1,10 @@
-"""The reader of an archive: plans, rebuilds, verifies and follows one table, wherever its files are.
+"""The archive reader: plans, rebuilds, verifies and follows one table, wherever its files are.
 
     archive = await streamfold.archive.open("s3://bucket/users")
     print(archive.plan())
     table = await archive.table(columns=["id", "name"])
 
-Files are checked before they are used. A plan whose files were collected is made again.
+Files are checked before use. If a plan's files were collected, the reader plans again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from streamfold.archive.destinations.destination import Destination, Stored, existing_folder
+from streamfold.archive.destinations.destination import Destination, StoredManifest, existing_folder
 from streamfold.archive.errors import ArtifactCorruptError, ManifestNotFoundError
 from streamfold.archive.maintenance.verification import Checked, Verification, Verifier
 from streamfold.archive.manifest.encoding import read_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY, Manifest, order_of
 from streamfold.archive.manifest.positions import PositionOrder
-from streamfold.archive.read.change_feed import ChangeFeed, Changes, Followed, Follower, Wake
+from streamfold.archive.read.change_feed import ArchiveFollower, ChangeFeed, Changes, Followed, Wake
 from streamfold.archive.read.decoding import DecodedLimit, Decoding
 from streamfold.archive.read.part_files import Cache, PartFiles, PartGoneError
 from streamfold.archive.read.plan import (
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Plans that are made in a row because files of the last one were gone. Collection keeps files for
-#: a day after they leave the manifest, so even a second one is rare.
+#: Plans made in a row because files of the last one were gone. Collection keeps files for a day
+#: after they leave the manifest, so even a second plan is rare.
 PLANS = 5
-#: How often a follower reads the manifest; writers commit every few seconds at most.
+#: How often a follower reads the manifest. Writers commit every few seconds at most.
 POLL = timedelta(seconds=5)
 
 
@@ -67,37 +67,41 @@ async def open_archive(
     credential_provider: CredentialProvider | None = None,
     decoded_limit: DecodedLimit | None = None,
 ) -> Archive:
-    """Return the archive whose folder, or manifest, is at `uri`: a URL or a local path.
+    """Return the archive at `uri`: the URL or local path of its folder or its manifest.
 
-    `cache` keeps files of remote archives on this machine. `formats` are preferred in this order where
-    an artifact has several; None prefers the quickest to read. `order` is needed for positions of a
-    kind that is not built in. `schema` and `key_fields` serve archives of other writers, whose
-    manifests may have neither. `options` and `credential_provider` are those of the storage, as
-    `open_blob_store` takes them. All reads of the archive together decode `decoded_limit` at most.
+    `cache` keeps files of remote archives on this machine. `formats` lists preferred formats, best
+    first; None prefers the fastest to read. `order` is needed for positions whose order is not
+    built in. `schema` and `key_fields` are for archives by other writers, whose manifests may lack
+    both. `options` and `credential_provider` configure the storage as in `open_blob_store`.
+    `decoded_limit` bounds what all reads of the archive together may decode.
     """
     url = existing_folder(fspath(uri))
-    known = cache if cache is None or isinstance(cache, Cache) else Cache(Path(cache))
+    file_cache = cache if cache is None or isinstance(cache, Cache) else Cache(Path(cache))
 
     def open_folder(folder: str) -> BlobStore:
         return open_blob_store(folder, credential_provider=credential_provider, **(options or {}))
 
-    files = PartFiles(Destination(open_folder(url), url + "/"), known, open_folder)
+    files = PartFiles(Destination(open_folder(url), url + "/"), file_cache, open_folder)
     keys = None if key_fields is None else tuple(key_fields)
-    wanted = None if formats is None else tuple(formats)
-    return await Archive.load(files, Decoding(wanted, schema, keys, decoded_limit), order)
+    preferred = None if formats is None else tuple(formats)
+    return await Archive.load(files, Decoding(preferred, schema, keys, decoded_limit), order)
 
 
 class Archive:
-    """One table as its manifest had it when it was last read: `refresh` reads it again.
+    """One table as of the manifest that was last read. `refresh` reads it again.
 
-    Everything is read from that one manifest, so that a plan, the table and the changes are
-    consistent. It is read again automatically only when its files were collected.
+    Everything is read from that one manifest, so a plan, the table and the changes are consistent.
+    The manifest is reread automatically only if its files were collected.
     """
 
     def __init__(
-        self, files: PartFiles, decoding: Decoding, stored: Stored, order: PositionOrder | None
+        self,
+        files: PartFiles,
+        decoding: Decoding,
+        stored: StoredManifest,
+        order: PositionOrder | None,
     ) -> None:
-        #: Where its files are, and how they are fetched.
+        #: Where the files are, and how they are fetched.
         self.files = files
         self._decoding = decoding
         self._stored = stored
@@ -125,7 +129,7 @@ class Archive:
 
     @property
     def uri(self) -> str:
-        """The folder, with a slash at the end."""
+        """The folder's URI, with a trailing slash."""
         return self.files.destination.uri
 
     @property
@@ -146,7 +150,8 @@ class Archive:
     def incomplete_before(self) -> str | None:
         """The position before which changes, and so perhaps rows, are missing; None if none are.
 
-        The archive began when its stream had lost these records. `plan` tells it for earlier tables.
+        The stream had lost these records before the archive began. `plan` reports the position for
+        earlier tables.
         """
         return self.manifest.incomplete_before
 
@@ -160,7 +165,7 @@ class Archive:
         return self._decoding.keys(self.manifest)
 
     async def refresh(self) -> Manifest:
-        """Read the manifest again, and return it."""
+        """Read the manifest again and return it."""
         self._stored = await _read(self.files.destination, self._order)
         return self.manifest
 
@@ -171,10 +176,10 @@ class Archive:
         time: datetime | None = None,
         at_source: str | None = None,
     ) -> TablePlan:
-        """Return what has to be read for the table at the head, at a position or at a time.
+        """Return a plan for reading the table at the head, a position or a time.
 
-        `at_source` is a position of the source, an LSN of PostgreSQL: the newest table without a
-        change that was committed after it.
+        `at_source` is a source position, a PostgreSQL LSN: plans the newest table without a change
+        committed after it.
         """
         return plan_table(
             self.manifest, self.order, position=position, time=time, at_source=at_source
@@ -187,7 +192,7 @@ class Archive:
     def read(
         self, plan: TablePlan, *, columns: Sequence[str] | None = None
     ) -> AsyncGenerator[pa.Table]:
-        """Yield the table of a plan piece by piece: at least one, which may be empty.
+        """Yield the table of a plan in pieces: at least one, possibly empty.
 
         Memory holds the net changes of the plan, or of one key bucket, and a piece of the base.
         Raises `PartGoneError` if files were collected since the plan was made.
@@ -196,7 +201,7 @@ class Archive:
         return Rebuild(plan, self.files, self._decoding, names).pieces()
 
     def read_changes(self, plan: ChangesPlan) -> AsyncGenerator[Changes]:
-        """Yield the changes of a plan; raises `PartGoneError` if files were collected since."""
+        """Yield the changes of a plan. Raises `PartGoneError` if files were collected since."""
         return ChangeFeed(plan, self.files, self._decoding).read()
 
     async def table(
@@ -207,7 +212,7 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Return the table at the head, at a position, at a time, or at a position of its source."""
+        """Return the table at the head, a position, a time or a source position."""
 
         async def rebuild() -> pa.Table:
             plan = self.plan(position=position, time=time, at_source=at_source)
@@ -223,23 +228,23 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the same rows in batches, which need not fit into memory together.
+        """Yield the rows of the table in batches, which need not fit into memory together.
 
-        There is at least one, which may be empty and has the columns. Raises `PartGoneError` if
+        Yields at least one batch, which may be empty but has the columns. Raises `PartGoneError` if
         files were collected after the first rows were yielded: start again then.
         """
-        given = -1
+        rows = -1
         for _ in range(PLANS):
             plan = self.plan(position=position, time=time, at_source=at_source)
             try:
                 async with aclosing(self.read(plan, columns=columns)) as pieces:
                     async for piece in pieces:
-                        for batch in batches_of(piece, needed=given < 0):
-                            given = max(given, 0) + len(batch)
+                        for batch in batches_of(piece, needed=rows < 0):
+                            rows = max(rows, 0) + len(batch)
                             yield batch
                 return
             except PartGoneError as error:
-                if given > 0:
+                if rows > 0:
                     raise
                 await self.plan_anew(error)
         raise _replan_until_stable(self.uri)
@@ -252,7 +257,7 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the table for pandas, with Arrow's types: integers with nulls stay exact."""
+        """Return the table for pandas with Arrow types: integers with nulls stay exact."""
         import pandas as pd
 
         table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
@@ -288,9 +293,9 @@ class Archive:
         return (connection or duckdb.default_connection()).from_arrow(table)
 
     async def changes(self, since: str, *, until: str | None = None) -> AsyncGenerator[Changes]:
-        """Yield what changed after `since`, diff by diff, up to `until` or the head.
+        """Yield the changes after `since`, diff by diff, up to `until` or the head.
 
-        A diff of which files were collected on the way comes again from its beginning.
+        A diff starts over if its files were collected on the way.
         """
         for _ in range(PLANS):
             plan = self.plan_changes(since, until=until)
@@ -307,33 +312,35 @@ class Archive:
     def follow(
         self, since: str | None = None, *, poll: timedelta = POLL, wake: Wake | None = None
     ) -> AsyncGenerator[Followed]:
-        """Yield the rows of the table, or nothing with `since`, and then its changes without end.
+        """Yield the rows of the table, unless `since` is given, and then its changes without end.
 
-        The manifest is read every `poll`, and whenever `wake` returns.
+        Reads the manifest every `poll`, and whenever `wake` returns.
         """
         if poll <= timedelta(0):
             raise InvalidError(
                 f"poll is {poll}: it must be above 0, so that storage is not polled without pause"
             )
-        return Follower(self, since).run(poll, wake)
+        return ArchiveFollower(self, since).run(poll, wake)
 
     async def verify(
         self, on_file: Callable[[Checked], None] | None = None, *, deep: bool = False
     ) -> Verification:
-        """Check every live file in every format, and return all that is wrong.
+        """Check every live file in every format and return all problems.
 
-        `deep` also rebuilds the table at each re-base, and compares it with the new base.
+        `deep` also rebuilds the table at each re-base and compares it with the new base.
         """
         manifest = self.manifest
-        found = await Verifier(manifest, self.files, self._decoding, deep).run(on_file)
-        if not any(isinstance(file.problem, PartGoneError) for file in found.problems):
-            return found
-        # A file that was collected during the check is not missing.
+        verification = await Verifier(manifest, self.files, self._decoding, deep).run(on_file)
+        if not any(isinstance(file.problem, PartGoneError) for file in verification.problems):
+            return verification
+        # A file collected during the check is not missing.
         live = (await self.refresh()).paths()
-        return replace(found, problems=tuple(p for p in found.problems if p.path in live))
+        return replace(
+            verification, problems=tuple(p for p in verification.problems if p.path in live)
+        )
 
     async def plan_anew(self, gone: PartGoneError) -> None:
-        """Read the manifest again after a file was gone; it must no longer name the file."""
+        """Read the manifest again after a file was gone. Raises if it still names the file."""
         await self.refresh()
         if gone.path in self.manifest.paths():
             raise ArtifactCorruptError(
@@ -342,7 +349,7 @@ class Archive:
             ) from gone
 
     async def with_plans(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work`, which reads files of the manifest, again while files were collected under it."""
+        """Run `work`, which reads files of the manifest, again as long as files were collected."""
         for _ in range(PLANS):
             try:
                 return await work()
@@ -351,7 +358,7 @@ class Archive:
         raise _replan_until_stable(self.uri)
 
 
-async def _read(destination: Destination, order: PositionOrder | None) -> Stored:
+async def _read(destination: Destination, order: PositionOrder | None) -> StoredManifest:
     stored = await destination.read(order)
     if stored is None:
         raise ManifestNotFoundError(
@@ -370,18 +377,18 @@ def _replan_until_stable(uri: str) -> ArtifactCorruptError:
 async def list_archives(
     folder: Destination,
 ) -> AsyncIterator[tuple[str, Manifest | StreamfoldError]]:
-    """Yield the folder and the manifest of each archive, in the order of their names.
+    """Yield the folder and the manifest of each archive, in name order.
 
-    For a manifest that cannot be used the reason comes instead; the others are still listed.
+    Yields the error instead of an unusable manifest, and still lists the others.
     """
     async for meta in folder.blobs.list():
         if meta.key != MANIFEST_KEY and not meta.key.endswith("/" + MANIFEST_KEY):
             continue
-        found: Manifest | StreamfoldError
+        manifest: Manifest | StreamfoldError
         try:
-            found = read_manifest(await folder.blobs.get(meta.key))
+            manifest = read_manifest(await folder.blobs.get(meta.key))
         except BlobNotFoundError:
             continue  # deleted since it was listed
         except StreamfoldError as error:
-            found = error
-        yield folder.uri + meta.key.removesuffix(MANIFEST_KEY), found
+            manifest = error
+        yield folder.uri + meta.key.removesuffix(MANIFEST_KEY), manifest

@@ -59,13 +59,13 @@ class Rebuild:
         if schema is None:
             yield await self._untyped()
             return
-        wanted = schema.arrow if self.columns is None else schema.select(self.columns)
-        yield wanted.empty_table()
+        columns = schema.arrow if self.columns is None else schema.select(self.columns)
+        yield columns.empty_table()
         buckets = self._buckets()
         clearing = await self._clearing() if buckets != [None] else set()
         async with aclosing(self.files.open_all(self._parts(buckets, clearing))) as opened:
             for bucket in buckets:
-                delta = Delta(wanted, schema.select(self.keys) if self.diffs else pa.schema([]))
+                delta = Delta(columns, schema.select(self.keys) if self.diffs else pa.schema([]))
                 await self._gather(delta, bucket, clearing, opened)
                 if not delta.clears:
                     async with aclosing(self._untouched(delta, bucket, schema, opened)) as pieces:
@@ -75,17 +75,17 @@ class Rebuild:
 
     def _buckets(self) -> Sequence[int | None]:
         """Return the buckets that can be folded one by one, or None for all in one."""
-        found = {part.bucket for chosen in (self.base, *self.diffs) for part in chosen.parts}
-        buckets = sorted(bucket for bucket in found if bucket is not None)
-        return [None] if None in found or not self.diffs else buckets
+        numbers = {part.bucket for chosen in (self.base, *self.diffs) for part in chosen.parts}
+        buckets = sorted(bucket for bucket in numbers if bucket is not None)
+        return [None] if None in numbers or not self.diffs else buckets
 
     async def _clearing(self) -> set[str]:
         """Return the ends of diffs that truncate the table: any of their parts may say so."""
-        found = set()
+        ends = set()
         for diff in self.diffs:
             if await truncates(diff, self.files, self.keys):
-                found.add(diff.artifact.to_position)
-        return found
+                ends.add(diff.artifact.to_position)
+        return ends
 
     def _parts(self, buckets: Sequence[int | None], clearing: set[str]) -> Iterator[Part]:
         """Yield every file in the order in which it is needed, so that it can be fetched ahead."""
@@ -118,8 +118,8 @@ class Rebuild:
         for _ in _of(self.base, bucket):
             part, source = await anext(opened)
             rows = prefetch(self.base.rows(part, source, columns))
-            kept = delta.untouched(fitted(batch, fields) for batch in rows)
-            async with aclosing(in_thread(kept)) as pieces:
+            untouched = delta.untouched(fitted(batch, fields) for batch in rows)
+            async with aclosing(in_thread(untouched)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -162,9 +162,9 @@ async def in_thread(items: Iterator[T]) -> AsyncGenerator[T]:
 
 def batches_of(piece: pa.Table, *, needed: bool) -> list[pa.RecordBatch]:
     """Return the batches with rows; an empty one if there is none and one is needed."""
-    found: list[pa.RecordBatch] = [batch for batch in piece.to_batches() if len(batch)]
-    if found or not needed:
-        return found
+    batches: list[pa.RecordBatch] = [batch for batch in piece.to_batches() if len(batch)]
+    if batches or not needed:
+        return batches
     return [pa.RecordBatch.from_pylist([], schema=piece.schema)]
 
 

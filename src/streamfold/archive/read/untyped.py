@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamfold.archive.errors import ArtifactCorruptError, KeyFieldsUnknownError
+from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.conforming import build_struct, nulls_of, struct_children
 from streamfold.archive.manifest.model import Manifest
 from streamfold.archive.read.folding import Delta, columns_of, fitted
@@ -101,8 +101,8 @@ class DeclaredTypes:
 def _typed(column: pa.Array, name: str, declared: str) -> pa.Array:
     text = declared.strip().lower()
     try:
-        if found := _NUMERIC.fullmatch(text):
-            return _numeric(column, found[1], found[2])
+        if numeric := _NUMERIC.fullmatch(text):
+            return _numeric(column, numeric[1], numeric[2])
         kind = _KINDS.get(_MODIFIER.sub("", text).strip())
         return column if kind is None else _cast(column, kind)
     except (pa.ArrowException, ValueError, InvalidOperation) as error:
@@ -170,10 +170,10 @@ def _numeric(column: pa.Array, precision: str | None, scale: str | None) -> pa.A
     values = [None if v is None else Decimal(str(v)) for v in column.to_pylist()]
     if precision is not None:
         return pa.array(values, decimal_type(int(precision), int(scale or 0)))
-    known = [value for value in values if value is not None]
-    if not known:
+    present = [value for value in values if value is not None]
+    if not present:
         return pa.nulls(len(column))
-    whole, fraction = digits_of(known)
+    whole, fraction = digits_of(present)
     return pa.array(values, decimal_type(max(1, whole + fraction), fraction))
 
 
@@ -203,25 +203,30 @@ def with_keys(changes: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
     """Return changes of an unknown schema with typed keys, from the images or the key's text."""
     text = changes["key"].flatten()[0]
     images = changes["after"].type
-    known = [f for f in images if f.name in keys]
-    wanted = pa.schema([pa.field(f.name, f.type) for f in known])
-    sides = [columns_of(changes[side], wanted) for side in ("after", "before")]
-    found = {f.name: pc.coalesce(*(s[f.name] for s in sides)) for f in known}
-    if len(keys) == 1 and (keys[0] in found or not images.num_fields):
+    key_columns = [f for f in images if f.name in keys]
+    key_schema = pa.schema([pa.field(f.name, f.type) for f in key_columns])
+    sides = [columns_of(changes[side], key_schema) for side in ("after", "before")]
+    values = {f.name: pc.coalesce(*(s[f.name] for s in sides)) for f in key_columns}
+    if len(keys) == 1 and (keys[0] in values or not images.num_fields):
         # A published DELETE may come without an image: the text of a single key is its value.
-        value = found.get(keys[0], pa.nulls(len(changes), pa.string()))
-        found[keys[0]] = pc.coalesce(value, _parsed(text, value.type))
+        value = values.get(keys[0], pa.nulls(len(changes), pa.string()))
+        values[keys[0]] = pc.coalesce(value, _parsed(text, value.type))
     truncates = pc.equal(changes["action"], "TRUNCATE")
     if not images.num_fields and pc.all(truncates).as_py():
-        found = {name: pa.nulls(len(changes)) for name in keys}  # no change has a key or a column
+        values = {name: pa.nulls(len(changes)) for name in keys}  # no change has a key or a column
     for name in keys:
-        if name not in found:
-            raise KeyFieldsUnknownError(name, [field.name for field in images])
-        if found[name].null_count > pc.sum(truncates).as_py():
+        if name not in values:
+            names = [field.name for field in images]
+            raise InvalidError(
+                f"{name!r} is assumed to be the key field, but no change has a column of that name: "
+                f"give --key (key_fields in Python) with the key among {names}",
+                code="key_fields_unknown",
+            )
+        if values[name].null_count > pc.sum(truncates).as_py():
             raise ArtifactCorruptError(
                 f"a change has no value for key field {name!r}: name the key fields of the table"
             )
-    key = pa.StructArray.from_arrays([found[name] for name in keys], list(keys), mask=truncates)
+    key = pa.StructArray.from_arrays([values[name] for name in keys], list(keys), mask=truncates)
     return pa.RecordBatch.from_arrays(
         [changes["action"], key, changes["before"], changes["after"]],
         ["action", "key", "before", "after"],
@@ -274,12 +279,12 @@ def _types(fields: Iterable[pa.Field], columns: Iterable[Sequence[pa.Array]]) ->
 def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return columns that fit the values of all."""
     try:
-        found = pa.unify_schemas([pa.schema([]), *schemas], promote_options="permissive")
+        merged = pa.unify_schemas([pa.schema([]), *schemas], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ArtifactCorruptError(
             f"no type fits a column in all files, give the table's schema: {error}"
         ) from None
-    return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in found])
+    return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in merged])
 
 
 def _key_columns(

@@ -1,7 +1,7 @@
-"""Artifacts and their files: written once in every format, hashed on the way, sent everywhere.
+"""Artifact files: written once in every format, hashed while written, sent to every destination.
 
 The one writer of a table makes a plan and may send it to executors, which write the parts of
-different buckets; the writer commits what they report.
+different buckets. The writer commits the parts that they report.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+import msgspec
 import pyarrow as pa
 
 from streamfold.archive.destinations.mirrors import Mirrors
@@ -31,7 +32,7 @@ from streamfold.archive.write.layout import STREAMFOLD, Layout
 from streamfold.blob.local_files import finish
 from streamfold.errors import InvalidError
 
-#: Bytes of a file that are kept in memory; a larger one goes to a temporary file.
+#: Bytes of a file kept in memory. A larger file goes to a temporary file.
 SPOOL_MEMORY = 8 * 1024 * 1024
 #: Bytes per piece of an upload.
 PIECE = 1024 * 1024
@@ -41,7 +42,7 @@ Batches = Iterable[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """What all parts of one artifact have in common; `attempt` is never used again."""
+    """What all parts of one artifact have in common. `attempt` is never reused."""
 
     epoch: int
     from_position: str | None
@@ -73,10 +74,10 @@ class PartPlan:
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """One bucket of an artifact, by format; durable, not yet committed."""
+    """One bucket of an artifact, by format: durable, but not yet committed."""
 
     files: dict[str, Part]
-    #: URIs of destinations that lack some of the files; each file is in another destination.
+    #: URIs of destinations that lack some of the files. Each file is in another destination.
     lacking: frozenset[str] = frozenset()
 
 
@@ -95,11 +96,13 @@ async def write_part(
     mirrors: Mirrors,
     *,
     bucket: int | None = None,
+    marks: Mapping[str, object] | None = None,
     spool: Path | None = None,
 ) -> WrittenPart:
     """Write the rows or changes of one bucket in every format of the plan.
 
-    `batches` is read once, in another thread. Memory holds a batch and a few pieces; what is larger
+    `marks` are further fields of the parts in the manifest, see `streamfold.archive.buckets`.
+    `batches` is read once, in another thread. Memory holds a batch and a few pieces. Larger data
     stays in `spool`, or in the folder for temporary files, until it is sent.
     """
     files: dict[str, Part] = {}
@@ -107,7 +110,7 @@ async def write_part(
     with _several_passes(batches, plan, spool) as passes:
         for form in plan.formats:
             file, failed = await _write_file(plan, form, passes, mirrors, bucket, spool)
-            files[form.id] = file
+            files[form.id] = msgspec.structs.replace(file, extra=dict(marks)) if marks else file
             lacking |= failed
     return WrittenPart(files, lacking)
 
@@ -138,7 +141,7 @@ async def _write_file(
 
 
 class HashingSink(io.RawIOBase):
-    """A file that is written sequentially and hashed on the way."""
+    """A file that is written sequentially and hashed while written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -159,7 +162,7 @@ class HashingSink(io.RawIOBase):
         return self.size
 
     def digest(self) -> str:
-        """Return the SHA-256 of all that was written, in hexadecimal."""
+        """Return the SHA-256 of everything written, in hexadecimal."""
         return self._hash.hexdigest()
 
 
@@ -187,7 +190,7 @@ def _several_passes(batches: Batches, plan: PartPlan, spool: Path | None) -> Ite
 
 
 class _Replay:
-    """Batches that are stored when they are first read, and read from there afterwards."""
+    """Batches that are stored on the first pass and read from the file afterwards."""
 
     def __init__(self, batches: Batches, schema: pa.Schema, path: str) -> None:
         self._batches: Batches | None = batches
@@ -215,7 +218,7 @@ def build_artifact(
     reason: str | None = None,
     record_count: int | None = None,
 ) -> Artifact:
-    """Return the artifact that consists of these parts, all formats with the same rows."""
+    """Return the artifact made of these parts. All formats must have the same number of rows."""
     if not parts:
         raise InvalidError("an artifact has at least one part: write an empty one if it is empty")
     if plan.layout.is_published and len(parts) > 1:
@@ -248,39 +251,39 @@ def build_artifact(
 def reused_parts(
     manifest: Manifest | None, plan: PartPlan, buckets: Iterable[int]
 ) -> list[WrittenPart]:
-    """Return the parts of the last base for `buckets`, which had no change since."""
-    wanted = sorted(set(buckets))
-    if not wanted:
+    """Return the last base's parts for `buckets`, which have not changed since."""
+    numbers = sorted(set(buckets))
+    if not numbers:
         return []
     if plan.layout.is_published:
         raise InvalidError(
-            f"buckets {wanted} cannot be reused in layout {plan.layout.name}, where every epoch has "
+            f"buckets {numbers} cannot be reused in layout {plan.layout.name}, where every epoch has "
             "files of its own: write them all"
         )
     if manifest is None or manifest.base.schema_id != plan.schema.id:
         raise InvalidError(
-            f"buckets {wanted} cannot be reused: no base has schema {plan.schema.id}; "
+            f"buckets {numbers} cannot be reused: no base has schema {plan.schema.id}; "
             "write them all"
         )
-    return [_reused_part(manifest.base, plan, bucket) for bucket in wanted]
+    return [_reused_part(manifest.base, plan, bucket) for bucket in numbers]
 
 
 def _reused_part(base: Artifact, plan: PartPlan, bucket: int) -> WrittenPart:
     files = {}
     for form in plan.formats:
-        known = base.formats.get(form.id)
-        found = [part for part in known.parts if part.bucket == bucket] if known else []
-        if len(found) != 1 or known is None or known.compression != form.compression:
+        base_files = base.formats.get(form.id)
+        parts = [part for part in base_files.parts if part.bucket == bucket] if base_files else []
+        if len(parts) != 1 or base_files is None or base_files.compression != form.compression:
             raise InvalidError(
                 f"bucket {bucket} cannot be reused: the last base does not have it as "
                 f"{form.id}{form.extension}; write it"
             )
-        files[form.id] = found[0]
+        files[form.id] = parts[0]
     return WrittenPart(files)
 
 
 def table_shape(schema: TableSchema) -> TableShape:
-    """Return what the manifest says about the columns."""
+    """Return the schema in the form that the manifest stores."""
     return TableShape(schema.id, schema.to_json(), schema.key_fields, _columns(schema))
 
 
@@ -301,10 +304,10 @@ def _columns(schema: TableSchema) -> list[dict[str, Any]]:
 
 
 def _files(form: Format, parts: Sequence[WrittenPart]) -> FormatFiles:
-    found = tuple(part.files[form.id] for part in parts)
+    files = tuple(part.files[form.id] for part in parts)
     return FormatFiles(
-        uri=found[0].uri,
-        size_bytes=sum(part.size_bytes for part in found),
+        uri=files[0].uri,
+        size_bytes=sum(part.size_bytes for part in files),
         compression=form.compression,
-        parts=found,
+        parts=files,
     )

@@ -1,13 +1,13 @@
-"""The commit: one compare-and-swap of the manifest, with three outcomes that are never confused.
+"""The commit: one compare-and-swap of the manifest, with three unambiguous outcomes.
 
 A lost answer looks like a conflict, and a conflict like a lost answer. So every commit has an id,
-which goes into the manifest and into the artifacts that it adds; after anything but a plain success
-the manifest is read back, and what it says decides. Repeating the swap is safe then: of
-two requests that name the same etag storage lets one win, and both carry the same commit.
+which goes into the manifest and into the artifacts that it adds. After anything but a plain success
+the manifest is read back and decides. Repeating the swap is then safe: of two requests with the
+same etag, storage lets one win, and both carry the same commit.
 
-`OwnedTable` is the right to commit. Opening claims the table with the next fencing token: from then on
-no earlier writer can commit. Before the first base no manifest exists to claim; then the first base is
-the claim.
+`OwnedTable` is the right to commit. Opening claims the table with the next fencing token: from then
+on no earlier writer can commit. Before the first base there is no manifest to claim, so the first
+base is the claim.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import datetime
 from streamfold.archive.destinations.destination import (
     SWAP_REFUSED,
     Destination,
-    Stored,
+    StoredManifest,
     check_compare_and_swap,
     name_destination_on_error,
 )
@@ -35,12 +35,12 @@ from streamfold.archive.manifest.positions import PositionOrder
 from streamfold.archive.manifest.updates import (
     AppendArtifacts,
     ClaimTable,
+    ManifestUpdate,
     RequireHead,
     Requirement,
     RequireNoArchive,
     RequireWriter,
     Stamp,
-    Update,
     apply_updates,
 )
 from streamfold.errors import (
@@ -48,9 +48,10 @@ from streamfold.errors import (
     OutcomeUnknownError,
     StreamfoldError,
 )
+from streamfold.tracing import span
 
-#: Swaps that are tried before a commit is given up. Only pins and pruning compete with the one
-#: writer of a table, so more conflicts than this mean that something else is wrong.
+#: Swaps tried before a commit is given up. Only pins and pruning compete with the one writer of a
+#: table, so more conflicts than this mean that something else is wrong.
 SWAP_ATTEMPTS = 8
 
 
@@ -58,14 +59,14 @@ SWAP_ATTEMPTS = 8
 class Committed:
     """The commit is in the manifest, which is `stored` now."""
 
-    stored: Stored
+    stored: StoredManifest
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The commit is not in the manifest and never will be; `current` is the manifest instead."""
+    """The commit is not in the manifest and never will be. `current` is the manifest instead."""
 
-    current: Stored | None
+    current: StoredManifest | None
     cause: StreamfoldError
 
 
@@ -80,29 +81,29 @@ Outcome = Committed | Conflict | Unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """Updates that belong together, and what they require; `blank` is where a new table begins."""
+class ManifestCommit:
+    """Updates committed together, and their requirements. A new table starts from `blank`."""
 
-    updates: Sequence[Update]
+    updates: Sequence[ManifestUpdate]
     requirements: Sequence[Requirement]
     stamp: Stamp
     order: PositionOrder
     blank: Manifest | None = None
 
-    async def run(self, destination: Destination, current: Stored | None) -> Outcome:
-        """Swap the manifest of `destination`, beginning at `current`, until an outcome is known.
+    async def run(self, destination: Destination, current: StoredManifest | None) -> Outcome:
+        """Swap the manifest of `destination`, starting from `current`, until an outcome is known.
 
-        Raises only for definite failures: an update that breaks a rule, storage that was not
-        reached by any attempt.
+        Raises only for definite failures: an update that breaks a rule, or storage that no attempt
+        reached.
         """
         unknown: StreamfoldError | None = None
         cause: StreamfoldError = CommitConflictError("no swap was tried")
         for _ in range(SWAP_ATTEMPTS):
             if refusal := self._refusal(current):
                 return Conflict(current, refusal)
-            wanted = self._build(current)
+            manifest = self._build(current)
             try:
-                return Committed(await destination.swap(wanted, current))
+                return Committed(await destination.swap(manifest, current))
             except SWAP_REFUSED as error:
                 cause = error
             except OutcomeUnknownError as error:
@@ -122,7 +123,7 @@ class Commit:
             return Unknown(unknown)
         return Conflict(current, cause)
 
-    def _refusal(self, current: Stored | None) -> StreamfoldError | None:
+    def _refusal(self, current: StoredManifest | None) -> StreamfoldError | None:
         manifest = current.manifest if current else None
         try:
             for requirement in self.requirements:
@@ -131,7 +132,7 @@ class Commit:
             return error
         return None
 
-    def _build(self, current: Stored | None) -> Manifest:
+    def _build(self, current: StoredManifest | None) -> Manifest:
         start = current.manifest if current else self.blank
         if start is None:
             raise ManifestNotFoundError("the table has no manifest to change: write a base first")
@@ -167,8 +168,8 @@ class OwnedTable:
         self._now = now
         self._new_id = new_id
         self._writer = Writer(id=writer_id, fencing_token=1, claim_id=new_id())
-        self._stored: Stored | None = None
-        # Set while the outcome of a commit is not known: what was adopted may be out of date.
+        self._stored: StoredManifest | None = None
+        # Set while the outcome of a commit is unknown: the adopted manifest may be out of date.
         self._unsettled = False
 
     @property
@@ -176,7 +177,7 @@ class OwnedTable:
         return self._stored.manifest if self._stored else None
 
     async def check_destinations(self, destinations: Sequence[Destination]) -> None:
-        """Refuse storage that cannot compare and swap."""
+        """Reject storage that cannot compare and swap."""
         for destination in destinations:
             await check_compare_and_swap(destination, self._new_id())
 
@@ -186,7 +187,7 @@ class OwnedTable:
         return self.manifest
 
     async def claim(self) -> None:
-        """Take the table from its previous writer."""
+        """Take the table over from its previous writer."""
         if self._stored is None:
             return
         claim = ClaimTable(self._writer.id, self._writer.claim_id, self.table, self._layout)
@@ -194,7 +195,7 @@ class OwnedTable:
         self._writer = manifest.writer or self._writer
 
     async def append(self, update: AppendArtifacts) -> Manifest:
-        """Commit artifacts if the head is still where they were planned."""
+        """Commit artifacts if the head has not moved since they were planned."""
         if self._stored is None:
             return await self._commit([update], [RequireNoArchive(self._writer)])
         first, head = update.artifacts[0], self._stored.manifest.head_position
@@ -206,7 +207,10 @@ class OwnedTable:
         return await self._commit([update], [RequireWriter(self._writer), following])
 
     async def settle(self) -> None:
-        """Establish what is committed and that the table is still ours; repair lagging destinations."""
+        """Reread the manifest and check ownership after a failed commit.
+
+        Also repairs lagging destinations.
+        """
         if self._unsettled:
             await self._read()
         if self._stored and self.mirrors.lagging:
@@ -215,25 +219,31 @@ class OwnedTable:
     async def check_owner(self) -> None:
         """Raise WriterFencedOutError if another writer has taken the table.
 
-        While the manifest is the one that was adopted, this costs one request without its bytes.
+        While the adopted manifest is current, this costs one request that does not transfer it.
         """
         adopted = self._stored.etag if self._stored else None
         if self._unsettled or await self.mirrors.primary.manifest_etag() != adopted:
             await self._read()
 
     async def _read(self) -> None:
-        """Adopt what is committed, unless it is another writer's."""
+        """Adopt the committed manifest. Raises if another writer owns it."""
         stored = await self.mirrors.primary.read(self._order)
-        # A manifest that disappeared does not make a new table: the check refuses it.
+        # A missing manifest does not make a new table: the check rejects it.
         if stored or self._stored:
             RequireWriter(self._writer).check(stored.manifest if stored else None)
         self._adopt(stored)
 
     async def _commit(
-        self, updates: Sequence[Update], requirements: Sequence[Requirement]
+        self, updates: Sequence[ManifestUpdate], requirements: Sequence[Requirement]
+    ) -> Manifest:
+        with span("commit table", **{"streamfold.table": self.table}):
+            return await self._commit_manifest(updates, requirements)
+
+    async def _commit_manifest(
+        self, updates: Sequence[ManifestUpdate], requirements: Sequence[Requirement]
     ) -> Manifest:
         stamp = Stamp(self._new_id(), self._now())
-        commit = Commit(updates, requirements, stamp, self._order, self._blank())
+        commit = ManifestCommit(updates, requirements, stamp, self._order, self._blank())
         self._unsettled = True
         primary = self.mirrors.primary
         outcome = await commit.run(primary, self._stored)
@@ -250,12 +260,12 @@ class OwnedTable:
                 "first"
             ) from outcome.cause
 
-    def _adopt(self, stored: Stored | None) -> None:
+    def _adopt(self, stored: StoredManifest | None) -> None:
         self._stored = stored
         self._unsettled = False
 
     def _blank(self) -> Manifest:
-        """Return the manifest of a new table; it breaks the rules until a base is in it."""
+        """Return the manifest of a new table. It breaks the rules until it has a base."""
         return Manifest(
             table=self.table,
             epoch=0,

@@ -1,8 +1,8 @@
 """How an archive names its files and positions: our own layout, or the one that Laredo publishes.
 
-Readers of the published layout derive names from positions, order positions as LSNs, and keep rows by
-the text of their keys. So an artifact is one file for each format there, its name has no random part,
-and a sequence number is written as an LSN. Everything else of an archive is the same.
+Readers of the published layout derive names from positions, order positions as LSNs, and identify
+rows by the text of their keys. So there an artifact has one file per format, names have no random
+part, and sequence numbers are written as LSNs. Everything else in an archive is the same.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Layout:
     """A layout by its name; an archive keeps the one that it began with."""
 
     name: str
-    #: The order of positions that are made from sequence numbers.
+    #: The order of positions made from sequence numbers.
     order: PositionOrder
-    #: Whether names follow from positions alone, as readers of the published layout derive them.
+    #: Whether names derive from positions alone, as readers of the published layout expect.
     is_published: bool
 
     def position(self, seq_num: int) -> str:
@@ -74,7 +74,7 @@ class Layout:
         )
 
     def formats(self, bases: Sequence[Format], diffs: Sequence[Format]) -> tuple[Formats, Formats]:
-        """Return the formats as this layout writes them; refuse those that its readers cannot read."""
+        """Return the formats as this layout writes them. Raises if its readers cannot read one."""
         if not self.is_published:
             return tuple(bases), tuple(diffs)
         for form in (*bases, *diffs):
@@ -83,8 +83,8 @@ class Layout:
                     f"format {form.id} with compression {form.compression} has no name in layout "
                     f"{self.name}: write it without compression"
                 )
-        known = [{f.id for f in forms if f.for_published_readers()} for forms in (bases, diffs)]
-        if not known[0] & known[1]:
+        readable = [{f.id for f in forms if f.for_published_readers()} for forms in (bases, diffs)]
+        if not readable[0] & readable[1]:
             raise InvalidError(
                 f"layout {self.name} needs one of {', '.join(PUBLISHED_EXTENSIONS)} for both "
                 "bases and diffs: its readers know no other format"
@@ -92,12 +92,12 @@ class Layout:
         return _published(bases), _published(diffs)
 
     def check(self, manifest: Manifest) -> None:
-        """Refuse an archive of ours that has another layout; archives of other writers have none."""
-        found = manifest.layout or STREAMFOLD.name
-        if manifest.commit_id is not None and found != self.name:
+        """Raise CommitConflictError if our archive has another layout. Other writers' have none."""
+        layout = manifest.layout or STREAMFOLD.name
+        if manifest.commit_id is not None and layout != self.name:
             raise CommitConflictError(
-                f"the archive of table {manifest.table!r} has layout {found}, and {self.name} is "
-                f"wanted: keep layout {found}, or use an empty folder"
+                f"the archive of table {manifest.table!r} has layout {layout}, and {self.name} is "
+                f"wanted: keep layout {layout}, or use an empty folder"
             )
 
 
@@ -105,15 +105,15 @@ def _published(formats: Sequence[Format]) -> Formats:
     return tuple(form.for_published_readers() or form for form in formats)
 
 
-#: Unique names, any number of files for an artifact.
+#: Unique names, and any number of files per artifact.
 STREAMFOLD = Layout("streamfold", SEQ_NUM, is_published=False)
-#: What Laredo's reader rebuilds.
+#: The layout that Laredo's reader can rebuild.
 LAREDO = Layout(PUBLISHED_LAYOUT, LSN, is_published=True)
 LAYOUTS = {layout.name: layout for layout in (STREAMFOLD, LAREDO)}
 
 
 def layout_of(manifest: Manifest) -> Layout:
-    """Return the layout of an archive; InvalidError when it is unknown."""
+    """Return the layout of an archive. Raises InvalidError if it is unknown."""
     name = manifest.layout or STREAMFOLD.name
     if name not in LAYOUTS:
         raise InvalidError(

@@ -1,10 +1,10 @@
 """When to write a diff and when a new base: a pure decision over numbers.
 
-Everything is measured from what is committed, so a restart changes nothing: the age of the last
-base comes from the manifest. Limits are reached at their value (>=), None or 0 turns one off. In
-this order, and the first one that is reached names the reason:
+Everything is measured from committed data, so a restart changes nothing: the age of the last base
+comes from the manifest. A limit is reached at its value (>=); None or 0 turns it off. The rules apply
+in this order, and the first limit that is reached is the reason:
 
-1. nothing is due: no change is pending, and either the chain is empty or `max_interval` is not over;
+1. nothing is due if no change is pending and the chain is empty or `max_interval` is not over;
 2. `min_interval` is a floor: no base is written before it is over, whatever the other limits say;
 3. `max_interval`, also on a quiet table whose chain is not empty;
 4. the pending diff: `max_diff_bytes`, `max_diff_fraction` of the last base's bytes;
@@ -24,8 +24,8 @@ from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.archive.manifest.positions import parse_time
 from streamfold.errors import InvalidError
 
-#: Assumed speed of a reader, for `max_replay_seconds`: bytes a second of decoding and
-#: applying on one core, and seconds for each file that it has to fetch.
+#: Assumed speed of a reader, for `max_replay_seconds`: bytes decoded and applied per second on one
+#: core, and seconds for each file fetched.
 REPLAY_BYTES_PER_SECOND = 50 * 1024 * 1024
 REPLAY_SECONDS_PER_DIFF = 0.05
 
@@ -48,7 +48,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits of one table; by default none is set, and the chain grows without bound."""
+    """Limits of one table. None is set by default, and the chain then grows without bound."""
 
     min_interval: timedelta | None = None
     max_interval: timedelta | None = None
@@ -59,8 +59,8 @@ class Thresholds:
     max_chain_bytes: int | None = None
     max_chain_diffs: int | None = None
     max_replay_seconds: float | None = None
-    #: Share of `max_interval` by which a table may write sooner, each by its own part, so that
-    #: many tables with one configuration do not all write a base at once.
+    #: Share of `max_interval` by which a table may write sooner. Each table uses its own fraction
+    #: of it, so that many tables with one configuration do not all write a base at once.
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
@@ -82,22 +82,22 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """What is committed since the last base, and that base."""
+    """The last base, and what was committed since."""
 
     since_base: timedelta
     base_bytes: int
     changes: int
     size_bytes: int
     diffs: int
-    #: 0 to 1, the same for the whole epoch of a table.
+    #: 0 to 1, constant for a table's whole epoch.
     jitter_share: float = 0.0
 
 
 def chain_state(manifest: Manifest, now: datetime) -> ChainState:
-    """Return the state according to the manifest; a clock that went back counts as zero time.
+    """Return the state according to the manifest. A clock that went back counts as zero time.
 
-    Sizes are those of the first format of the newest diff, or of the base: one format compares
-    with itself.
+    Sizes are those of the first format of the newest diff, or of the base, so that like is compared
+    with like.
     """
     base, chain = manifest.base, manifest.chain
     form = next(iter((chain[-1] if chain else base).formats))
@@ -112,7 +112,7 @@ def chain_state(manifest: Manifest, now: datetime) -> ChainState:
 
 
 def decide(limits: Thresholds, state: ChainState, pending: Pending) -> Decision:
-    """Return what is due now; the same input always gives the same answer."""
+    """Return what is due now. The same input always gives the same answer."""
     overdue = _is_overdue(limits, state)
     quiet = pending.changes == 0
     if quiet and not (overdue and state.diffs):
@@ -121,6 +121,15 @@ def decide(limits: Thresholds, state: ChainState, pending: Pending) -> Decision:
         return Decision(Action.NOTHING if quiet else Action.DIFF)
     trigger = "max_interval" if overdue else _reached(limits, state, pending)
     return Decision(Action.BASE, trigger) if trigger else Decision(Action.DIFF)
+
+
+def is_overdue(limits: Thresholds, manifest: Manifest, now: datetime) -> bool:
+    """Return whether a quiet table is due for a base: what `decide` says without pending changes."""
+    least = limits.max_interval and limits.max_interval * (1 - limits.jitter)
+    if not least or now - parse_time(manifest.base.created_at) < least:
+        return False
+    decision = decide(limits, chain_state(manifest, now), Pending(0, 0, 0))
+    return decision.action is Action.BASE
 
 
 def _is_overdue(limits: Thresholds, state: ChainState) -> bool:
@@ -145,7 +154,7 @@ def _reached(limits: Thresholds, state: ChainState, pending: Pending) -> str | N
     )
     for name, amount, whole in amounts:
         limit = getattr(limits, name)
-        # A fraction of zero sets no limit: an empty base, or an empty table, triggers nothing.
+        # A fraction of zero sets no limit: an empty base or table triggers nothing.
         if limit and whole and amount >= limit * whole:
             return name
     return None

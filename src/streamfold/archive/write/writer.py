@@ -1,7 +1,7 @@
-"""The one writer of a table's archive: bases, diffs and re-bases, each made by one commit.
+"""The single writer of a table's archive: bases, diffs and re-bases, each in one commit.
 
-What a caller hands in is safe when the call returns, and not before: a call that raises may be
-repeated with the same positions, also by another process, and never leaves half of it behind.
+Data handed in is safe when the call returns, and not before. A call that raises may be repeated
+with the same positions, also by another process, and never commits half of its data.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from streamfold.errors import InvalidError, StreamfoldError
 #: Rows of a base: all in one, or by key bucket.
 Rows = Batches | Mapping[int, Batches]
 
-#: Reason of a base before which changes are missing: followers have to load it.
+#: Reason for a base before which changes are missing: followers have to load it.
 GAP = "gap"
-#: Files that are checked or copied together: enough to hide the round trips of an object store.
+#: Files checked or copied together: enough to hide the round trips of an object store.
 FILES_AT_ONCE = 16
 
 
@@ -56,10 +56,10 @@ def _new_id() -> str:
 
 
 class ArchiveWriter:
-    """Publishes one table; `open` takes the table from its previous writer.
+    """Publishes one table. `open` takes the table over from its previous writer.
 
-    One call at a time. After `WriterFencedOutError` every further call fails the same way; after
-    any other error the next call reads the manifest first and continues from its head.
+    Allows one call at a time. After `WriterFencedOutError` every further call fails the same way.
+    After any other error the next call first reads the manifest and continues from its head.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class ArchiveWriter:
     ) -> ArchiveWriter:
         """Return the writer of `table`, which continues at the head of an existing archive.
 
-        An archive that has one of `former_names` is renamed. Positions are in the order of the
-        layout unless another one is given.
+        Renames an archive that has one of `former_names`. Positions are in the order of the layout
+        unless `order` is given.
 
-        Every destination is first tested for compare-and-swap. From then on no earlier writer
-        can commit. The schema is merged with the archive's; one that does not fit is refused, and
-        so is storage that ignores conditions, before anything is written to the table.
+        First tests every destination for compare-and-swap, then claims the table: from then on no
+        earlier writer can commit. Merges the schema with the archive's. Rejects a schema that does
+        not fit, and storage that ignores conditions, before anything is written to the table.
         """
         diffs = formats if diff_formats is None else diff_formats
         _check_formats(formats)
@@ -128,7 +128,7 @@ class ArchiveWriter:
         await owned.claim()
         return cls(
             owned,
-            # The writer before may have added columns until the claim.
+            # The previous writer may have added columns until the claim.
             _merged_schema(owned.manifest, schema),
             formats=formats,
             diff_formats=diffs,
@@ -151,16 +151,16 @@ class ArchiveWriter:
 
     @property
     def schema(self) -> TableSchema:
-        """The schema that artifacts are written in."""
+        """The schema of new artifacts."""
         return self._schema
 
     @property
     def lagging(self) -> Mapping[str, StreamfoldError]:
-        """Destinations that lack the last commit, by URI, and why; the next write repairs them."""
+        """Destinations that lack the last commit, by URI, and why. The next write repairs them."""
         return dict(self._owned.mirrors.lagging)
 
     def evolve(self, schema: TableSchema) -> None:
-        """Write what follows in the merged schema; nothing changes if it does not fit."""
+        """Use the merged schema from now on. Raises and changes nothing if it does not fit."""
         self._schema = self._schema.merged(schema)
 
     async def write_base(
@@ -174,11 +174,12 @@ class ArchiveWriter:
         source_range: SourceRange | None = None,
         incomplete_before: str | None = None,
     ) -> Manifest:
-        """Commit all rows of the table as they are at `to_position`, and open an epoch.
+        """Commit all rows of the table at `to_position`, and open an epoch.
 
-        After the head it needs the reason `GAP`: changes in between are in no diff, and followers
-        have to load the base. `rebase` commits those changes too, so that they need not.
-        `incomplete_before` says that changes before that position, and so perhaps rows, are missing.
+        A base after the head needs the reason `GAP`: no diff has the changes in between, so
+        followers have to load the base. `rebase` commits those changes too, which saves followers
+        the load. `incomplete_before` states that changes before that position, and so perhaps rows,
+        are missing.
         """
         await self._owned.settle()
         if self._is_after_head(to_position) and reason != GAP:
@@ -203,11 +204,12 @@ class ArchiveWriter:
         source: Source | None = None,
         source_range: SourceRange | None = None,
     ) -> Manifest:
-        """Commit a base together with the diff from the head to it: followers need not reload.
+        """Commit a base together with the diff from the head to it, so that followers need not
+        reload.
 
-        `reuse` names key buckets without changes since the last base: their files are reused.
-        Changes up to the head are in the archive already, and are not read. `source_range` is that
-        of the changes.
+        `reuse` names key buckets without changes since the last base; their files are reused.
+        Changes up to the head are already in the archive and are not read. `source_range` is the
+        range of the changes.
         """
         await self._owned.settle()
         if not self._is_after_head(to_position):
@@ -246,7 +248,10 @@ class ArchiveWriter:
         source: Source | None = None,
         source_range: SourceRange | None = None,
     ) -> Manifest:
-        """Commit the net changes of `(from, to]`; what is covered already is not written again."""
+        """Commit the net changes of `(from, to]`.
+
+        Writes nothing if the archive covers them already.
+        """
         await self._owned.settle()
         if self._covers(from_position, to_position):
             return self._committed()
@@ -260,9 +265,9 @@ class ArchiveWriter:
         source_range: SourceRange | None = None,
         incomplete_before: str | None = None,
     ) -> PartPlan:
-        """Return what the parts of a base at `to_position` have in common.
+        """Return the plan that all parts of a base at `to_position` share.
 
-        `incomplete_before` is that of the artifacts that it is folded from.
+        `incomplete_before` is the one of the artifacts that the base is folded from.
         """
         rank = self._order.rank(to_position)
         if self.head is not None and rank < self._order.rank(self.head):
@@ -281,9 +286,9 @@ class ArchiveWriter:
         *,
         empties: bool = False,
     ) -> PartPlan:
-        """Return what the parts of a diff have in common; it must continue exactly at the head.
+        """Return the plan that all parts of a diff share. A diff must continue exactly at the head.
 
-        A diff that `empties` the table ends what was missing before it.
+        A diff that `empties` the table clears `incomplete_before`.
         """
         if self._covers(from_position, to_position) or from_position != self.head:
             raise ChainGapError(
@@ -307,14 +312,14 @@ class ArchiveWriter:
         closing: WrittenDiff | None = None,
         source: Source | None = None,
     ) -> Manifest:
-        """Commit parts of a base that were written elsewhere, from `plan_base`'s plan.
+        """Commit base parts that were written elsewhere, from `plan_base`'s plan.
 
-        `closing` is the diff from the head to the base, which `plan_diff` planned. A call that
-        raises may be repeated with the same parts.
+        `closing` is the diff from the head to the base, planned by `plan_diff`. A call that raises
+        may be repeated with the same parts.
         """
         await self.complete([*parts, *(closing.parts if closing else ())])
-        kept = reused_parts(self.manifest, plan, reuse)
-        base = self._artifact(plan, [*parts, *kept], reason=reason)
+        reused = reused_parts(self.manifest, plan, reuse)
+        base = self._artifact(plan, [*parts, *reused], reason=reason)
         if closing is None:
             return await self._append(plan.schema, (base,), source)
         if closing.plan.schema.id != plan.schema.id:
@@ -330,7 +335,7 @@ class ArchiveWriter:
         record_count: int | None = None,
         source: Source | None = None,
     ) -> Manifest:
-        """Commit parts of a diff that were written elsewhere, from `plan_diff`'s plan.
+        """Commit diff parts that were written elsewhere, from `plan_diff`'s plan.
 
         A call that raises may be repeated with the same parts.
         """
@@ -348,15 +353,15 @@ class ArchiveWriter:
             )
 
     async def holds(self, parts: Sequence[WrittenPart]) -> bool:
-        """Whether the files of parts that were written earlier still exist.
+        """Return whether the files of parts written earlier still exist.
 
-        Files that one destination has lost are copied from another.
+        Copies files that one destination has lost from another.
         """
         everywhere = self._owned.mirrors.uris
         return await self._all_held([(part, everywhere) for part in parts])
 
     async def _all_held(self, parts: Sequence[tuple[WrittenPart, Collection[str]]]) -> bool:
-        """Copy files to destinations that lack them; False when no destination has some file."""
+        """Copy files to destinations that lack them. Returns False if some file is nowhere."""
         files = [(file, lacking) for part, lacking in parts for file in part.files.values()]
         complete = self._owned.mirrors.complete
         for start in range(0, len(files), FILES_AT_ONCE):
@@ -366,12 +371,15 @@ class ArchiveWriter:
         return True
 
     async def refresh(self) -> Manifest | None:
-        """Return what is committed, read from storage; lagging destinations are repaired."""
+        """Return the committed manifest, reread after a failed commit.
+
+        Also repairs lagging destinations.
+        """
         await self._owned.settle()
         return self.manifest
 
     async def check_owner(self) -> None:
-        """Raise WriterFencedOutError if another writer has taken the table, also before a commit."""
+        """Raise WriterFencedOutError if another writer has taken the table, without a commit."""
         await self._owned.check_owner()
 
     async def _write_rows(self, plan: PartPlan, rows: Rows) -> list[WrittenPart]:
@@ -446,11 +454,12 @@ class ArchiveWriter:
 async def _load(
     owned: OwnedTable, layout: Layout, destinations: Sequence[Destination]
 ) -> Manifest | None:
-    """Return the newest manifest, or refuse one of another layout."""
+    """Return the newest manifest, or reject one with another layout."""
     try:
         manifest = await owned.load()
     except ManifestInvalidError:
-        # Layouts differ in the order of positions too: the one that the manifest names shows which.
+        # Layouts also differ in the order of positions. The layout that the manifest names explains
+        # the error.
         for stored in await finish_all(destination.read() for destination in destinations):
             if stored:
                 layout.check(stored.manifest)
@@ -467,5 +476,5 @@ def _check_formats(formats: Sequence[Format]) -> None:
 
 
 def _merged_schema(manifest: Manifest | None, schema: TableSchema) -> TableSchema:
-    known = manifest.schemas.get(manifest.schema_id or "") if manifest else None
-    return schema if known is None else TableSchema.from_json(known).merged(schema)
+    newest = manifest.schemas.get(manifest.schema_id or "") if manifest else None
+    return schema if newest is None else TableSchema.from_json(newest).merged(schema)

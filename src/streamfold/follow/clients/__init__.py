@@ -1,1 +1,1 @@
-"""Stream clients: the seam, its implementations, and reads that survive disconnects."""
+"""Stream clients: the protocol, its implementations, and reads that survive disconnects."""

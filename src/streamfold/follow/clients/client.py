@@ -1,12 +1,12 @@
-"""The seam to a stream: what following and snapshotting need of any client.
+"""The stream client protocol: what following and snapshotting require from any client.
 
-A client of your own runs `streamfold.testing.StreamClientConformance`.
+Test your own client with `streamfold.testing.StreamClientConformance`.
 
-Errors, the same for all clients:
+All clients raise the same errors:
 
-- `RetryLaterError`: nothing happened, the same call may succeed later; ends a read, too.
-- `OutcomeUnknownError`: only from `append`, which may or may not have had its effect.
-- `SeqNumMismatchError`, `FencingTokenMismatchError`: a condition of an append did not hold.
+- `RetryLaterError`: nothing happened, and the same call may succeed later. Also ends a read.
+- `OutcomeUnknownError`: only from `append`, which may or may not have taken effect.
+- `SeqNumMismatchError`, `FencingTokenMismatchError`: an append condition did not hold.
 - `PositionUnwrittenError`: a read starts beyond the tail.
 - `InvalidError`, `NotFoundError`, `UnauthenticatedError`, `PermissionDeniedError`: see `errors`.
 """
@@ -19,19 +19,19 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import Header, Record, metered_size
-from streamfold.records.plain import (
+from streamfold.records.protobuf import (
     APPEND_BODY,
     APPEND_HEADERS,
     APPEND_TIMESTAMP,
     HEADER_NAME,
     HEADER_VALUE,
     RECORDS,
+    varint,
 )
-from streamfold.records.protobuf import varint
 
 
 class StreamRecord(Protocol):
-    """A sequenced record; every client may use its own class, so that records are not copied."""
+    """A sequenced record. Each client may use its own class, which avoids copying records."""
 
     @property
     def seq_num(self) -> int: ...
@@ -48,7 +48,7 @@ class StreamRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where a batch went: half-open range of seq_nums."""
+    """The half-open seq_num range of an appended batch."""
 
     start: int
     end: int
@@ -56,29 +56,29 @@ class Appended:
 
 @runtime_checkable
 class StreamClient(Protocol):
-    """One stream, for reading and appending; safe to share between tasks."""
+    """A stream to read from and append to. Safe to share between tasks."""
 
     @property
     def name(self) -> str:
-        """What messages call the stream."""
+        """The stream's name in messages."""
         ...
 
     async def check_tail(self) -> StreamPosition:
-        """The position after the last durable record; linearizable with appends."""
+        """Return the position after the last durable record. Linearizable with appends."""
         ...
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
-        """Up to `count` records at or after `seq_num`, without waiting; empty at the tail.
+        """Return up to `count` records from `seq_num` on without waiting. Empty at the tail.
 
-        It returns 1000 records and 1 MiB at most, even if `count` records would be more: peek again
-        after the last one. If `seq_num` is trimmed, it starts at the first record that is not.
+        Returns at most 1000 records and 1 MiB even if `count` asks for more: to continue, peek again
+        after the last record. If `seq_num` is trimmed, starts at the first remaining record.
         """
         ...
 
     def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
-        """Yield all records from `seq_num` on in batches that are never empty, and wait for more.
+        """Yield all records from `seq_num` on in non-empty batches, and wait for more at the tail.
 
-        Where records were trimmed the seq_nums jump: the caller has to notice. The caller
+        Seq_nums jump where records were trimmed, and the caller has to notice. The caller also
         closes the generator, which ends the session.
         """
         ...
@@ -90,36 +90,36 @@ class StreamClient(Protocol):
         match_seq_num: int | None = None,
         fencing_token: str | None = None,
     ) -> Appended:
-        """Append 1 to 1000 records of at most 1 MiB together, all or nothing, durably."""
+        """Append 1 to 1000 records, at most 1 MiB in total, durably and all or nothing."""
         ...
 
 
 class EncodedBatch(NamedTuple):
-    """Records as the fields `records` of S2's protobuf message AppendInput."""
+    """Records encoded as the `records` fields of S2's protobuf message AppendInput."""
 
     record_count: int
-    #: Bytes that limits count.
+    #: Metered bytes, which the limits apply to.
     metered: int
     records: bytes
-    #: Rows of the source up to the last one of this batch.
+    #: Source rows up to and including this batch.
     rows: int = 0
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> EncodedBatch:
-        """Return records as one append can take them."""
+        """Encode the records of one append."""
         encoded = b"".join(map(encoded_record, records))
         return cls(len(records), sum(map(metered_size, records)), encoded)
 
 
 def encoded_record(record: Record) -> bytes:
-    """Return the record as a field of AppendInput."""
+    """Encode a record as an AppendInput field."""
     stamp, headers = record.timestamp, b"".join(map(encoded_header, record.headers))
     stamped = b"" if stamp is None else b"%c%b" % (APPEND_TIMESTAMP, varint(stamp))
     return _field(RECORDS, stamped + headers + _field(APPEND_BODY, record.body))
 
 
 def encoded_header(header: Header) -> bytes:
-    """Return the header as a field of AppendRecord."""
+    """Encode a header as an AppendRecord field."""
     pair = _field(HEADER_NAME, header.name) + _field(HEADER_VALUE, header.value)
     return _field(APPEND_HEADERS, pair)
 
@@ -128,12 +128,11 @@ def _field(tag: int, content: bytes) -> bytes:
     return b"%c%b%b" % (tag, varint(len(content)), content)
 
 
-@runtime_checkable
-class EncodedAppends(Protocol):
-    """A client that takes records in the form in which it sends them."""
+class EncodedClient(StreamClient, Protocol):
+    """A client that also accepts records already encoded for the wire."""
 
     async def append_encoded(
         self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
     ) -> int:
-        """Append the batches in order; returns the tail. The first that fails ends it."""
+        """Append the batches in order and return the tail. Stops at the first that fails."""
         ...

@@ -1,8 +1,8 @@
-"""Streams of a store in the same process."""
+"""Client for the streams of a store in the same process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,17 +15,17 @@ R = TypeVar("R", contravariant=True)
 Q = TypeVar("Q")
 
 
-class Batch(Protocol):
-    """What a read of the store returns; one without records is a heartbeat."""
+class EmbeddedBatch(Protocol):
+    """The result of a store read. An empty one is a heartbeat."""
 
     def records(self) -> list[SequencedRecord]: ...
 
 
 class Session(Protocol):
-    async def next(self) -> Batch | None: ...
+    async def next(self) -> EmbeddedBatch | None: ...
 
 
-class Ack(Protocol):
+class EmbeddedAck(Protocol):
     @property
     def start(self) -> StreamPosition: ...
 
@@ -33,62 +33,63 @@ class Ack(Protocol):
     def end(self) -> StreamPosition: ...
 
 
-class EmbeddedStore(Protocol[R]):
-    """The part of `streamfold.store.StreamStore` in use, so that this package need not import it."""
+class PendingAppend(Protocol):
+    @property
+    def ack(self) -> Awaitable[EmbeddedAck]: ...
 
-    async def append(
+
+class EmbeddedStream(Protocol[R]):
+    """The part of `streamfold.store.StreamHandle` used here, which this package need not import."""
+
+    @property
+    def ref(self) -> tuple[str, str]: ...
+
+    def append(
         self,
-        basin: str,
-        stream: str,
         records: Any,
         *,
         match_seq_num: int | None = None,
         fencing_token: str | None = None,
-    ) -> Ack: ...
+    ) -> PendingAppend: ...
 
-    async def check_tail(self, basin: str, stream: str) -> StreamPosition: ...
+    async def tail(self) -> StreamPosition: ...
 
-    async def read(self, basin: str, stream: str, request: R) -> Batch: ...
+    async def read(self, request: R) -> EmbeddedBatch: ...
 
-    def follow(
-        self, basin: str, stream: str, request: R
-    ) -> AbstractAsyncContextManager[Session]: ...
+    def follow(self, request: R) -> AbstractAsyncContextManager[Session]: ...
 
 
 class EmbeddedClient(Generic[Q]):
-    """A `StreamClient` on a store that this process has open.
+    """A `StreamClient` for a stream of a store open in this process.
 
-        EmbeddedClient(store, "basin", "stream", lambda at: ReadRequest(from_seq_num(at)))
+        EmbeddedClient(store.stream("basin", "stream"), lambda at: ReadRequest(from_seq_num(at)))
 
-    The last argument makes the store's request for reading from a seq_num.
+    The last argument returns the store's request to read from a seq_num.
     """
 
-    def __init__(
-        self, store: EmbeddedStore[Q], basin: str, stream: str, request: Callable[[int], Q]
-    ) -> None:
-        self._store = store
-        self._ref = (basin, stream)
+    def __init__(self, stream: EmbeddedStream[Q], request: Callable[[int], Q]) -> None:
+        self._stream = stream
         self._request = request
 
     def __repr__(self) -> str:
-        return f"<EmbeddedClient {'/'.join(self._ref)}>"
+        return f"<EmbeddedClient {'/'.join(self._stream.ref)}>"
 
     @property
     def name(self) -> str:
-        return self._ref[1]
+        return self._stream.ref[1]
 
     async def check_tail(self) -> StreamPosition:
-        return await self._store.check_tail(*self._ref)
+        return await self._stream.tail()
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
         try:
-            batch = await self._store.read(*self._ref, self._request(seq_num))
+            batch = await self._stream.read(self._request(seq_num))
         except PositionUnwrittenError:
             return []
         return batch.records()[:count]
 
     async def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
-        async with self._store.follow(*self._ref, self._request(seq_num)) as session:
+        async with self._stream.follow(self._request(seq_num)) as session:
             while (batch := await session.next()) is not None:
                 records = batch.records()
                 if records:
@@ -101,7 +102,7 @@ class EmbeddedClient(Generic[Q]):
         match_seq_num: int | None = None,
         fencing_token: str | None = None,
     ) -> Appended:
-        ack = await self._store.append(
-            *self._ref, records, match_seq_num=match_seq_num, fencing_token=fencing_token
-        )
+        ack = await self._stream.append(
+            records, match_seq_num=match_seq_num, fencing_token=fencing_token
+        ).ack
         return Appended(ack.start.seq_num, ack.end.seq_num)

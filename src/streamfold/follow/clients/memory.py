@@ -1,4 +1,4 @@
-"""A stream in memory that keeps every rule of a real one, for tests of folds and of followers."""
+"""An in-memory stream that obeys every rule of a real one, for testing folds and followers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def wall_clock() -> int:
 
 
 class MemoryStream:
-    """A `StreamClient` without a server.
+    """A `StreamClient` that needs no server.
 
-    A trim takes effect at once, or, with `lazy_trims`, only when `apply_trims` is called: on a real
-    stream trimmed records stay readable for a while.
+    A trim takes effect at once or, with `lazy_trims`, only when `apply_trims` is called: on a real
+    stream, trimmed records stay readable for a while.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class MemoryStream:
         return Appended(start, len(self._records))
 
     def apply_trims(self) -> None:
-        """Forget what commands have trimmed."""
+        """Remove the records that trim commands have covered."""
         self._first = self._trim_point
 
     def _batch(self, start: int, count: int = BATCH_RECORDS_MAX) -> list[SequencedRecord]:
@@ -120,9 +120,9 @@ class MemoryStream:
 
     def _sequence(self, record: Record) -> None:
         seq_num, now = len(self._records), self._now()
-        wanted = now if record.timestamp is None else min(record.timestamp, now)
+        timestamp = now if record.timestamp is None else min(record.timestamp, now)
         floor = self._records[-1].timestamp if self._records else 0
-        stamp = Timestamp(max(wanted, floor))
+        stamp = Timestamp(max(timestamp, floor))
         self._records.append(SequencedRecord(SeqNum(seq_num), stamp, record.headers, record.body))
         command = record.headers[0].value if _is_command(record) else None
         if command == FENCE_COMMAND:

@@ -1,4 +1,4 @@
-"""Streams of any S2 endpoint, through the official SDK. Needs the extra `client`."""
+"""Client for streams on any S2 endpoint, using the official SDK. Needs the extra `client`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with needing_extra("client"):
         retire_silent_connections,
     )
 
-#: By status; a status that is not here is the caller's mistake.
+#: Errors by HTTP status. Any other status is the caller's mistake.
 _BY_STATUS: dict[int, type[StreamfoldError]] = {
     401: errors.UnauthenticatedError,
     403: errors.PermissionDeniedError,
@@ -41,15 +41,15 @@ _BY_STATUS: dict[int, type[StreamfoldError]] = {
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
 
-#: Sent when no token is given: the SDK needs some text, and a server without `--auth` takes any.
+#: Sent without a token: the SDK requires some text, and a server without `--auth` accepts any.
 _NO_TOKEN = "none"  # noqa: S105
 
 
 def connect(endpoint: str | None = None, *, token: str | None = None) -> s2_sdk.S2:
-    """A client of the server at `endpoint`, a URL or `host:port`; nothing is sent yet.
+    """Return a client for the server at `endpoint`, a URL or `host:port`, without connecting yet.
 
-    Without `endpoint`, S2_ACCOUNT_ENDPOINT and S2_BASIN_ENDPOINT name the server; without `token`,
-    S2_ACCESS_TOKEN has it. Close the client after use, or use it as a context manager:
+    `endpoint` defaults to S2_ACCOUNT_ENDPOINT and S2_BASIN_ENDPOINT, and `token` to S2_ACCESS_TOKEN.
+    Close the client after use, or use it as a context manager:
 
         async with streamfold.connect("http://localhost:8080") as s2:
             stream = s2.basin("my-basin").stream("orders")
@@ -66,7 +66,7 @@ def connect(endpoint: str | None = None, *, token: str | None = None) -> s2_sdk.
 
 
 class S2Client:
-    """A `StreamClient` on `s2.basin(...).stream(...)` of the S2 SDK, whose retries stay as they are."""
+    """A `StreamClient` for the S2 SDK's `s2.basin(...).stream(...)`. Leaves the SDK's retries on."""
 
     def __init__(self, stream: s2_sdk.S2Stream) -> None:
         self._stream = stream
@@ -137,10 +137,10 @@ class S2Client:
     async def append_encoded(
         self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
     ) -> int:
-        """Append encoded batches one after another without waiting in between; returns the tail.
+        """Append encoded batches in order without waiting in between, and return the tail.
 
-        The first that fails ends it, and none after it is appended. The SDK's own append session is
-        not used: it may wait without an end for a server that has gone away.
+        Stops at the first that fails; no later batch is appended. Avoids the SDK's own append
+        session, which can wait forever for a server that has gone away.
         """
         start, inputs = match_seq_num, []
         token = delimited(b"\x1a", fencing_token.encode())
@@ -175,7 +175,7 @@ def _record(record: Record) -> Any:
 
 
 def translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldError:
-    """The same failure in our words; for an append, whether it may have had its effect."""
+    """Return the SDK error as ours. For an append, it says whether it may have taken effect."""
     if isinstance(error, AppendIndefiniteFailureError):
         return errors.OutcomeUnknownError(str(error))
     if isinstance(error, s2_sdk.ReadUnwrittenError):
@@ -189,7 +189,7 @@ def translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldEr
             "right? `streamfold doctor` looks further"
         )
     if transport is not None or _is_retryable(error):
-        # A refused connection has done nothing, a broken one may have.
+        # A refused connection had no effect; a broken one may have had.
         if appending and not has_no_side_effects(transport or error):
             return errors.OutcomeUnknownError(message)
         return errors.RetryLaterError(message)

@@ -1,9 +1,9 @@
-"""The parts of the S2 SDK that it does not promise to keep, and that its public names do not offer.
+"""Private parts of the S2 SDK that have no public equivalent and may change without notice.
 
-Only this module imports them: how a request ended, as far as the SDK knows (upstream defect 17), the
-wrapper that makes all failures errors of the SDK, appends whose input is encoded already (the SDK
-spends 8 us on each record), and the pool of connections, which keeps one that has fallen silent.
-`pyproject.toml` bounds the version of the SDK for their sake.
+Only this module imports them: how a request ended as far as the SDK knows (upstream defect 17), the
+wrapper that turns every failure into an SDK error, appends with pre-encoded input (the SDK spends
+8 us per record), and the connection pool, which would reuse a connection that has gone silent.
+`pyproject.toml` bounds the SDK version because of them.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ __all__ = [
     "retire_silent_connections",
 ]
 
-#: Bytes of appends up to which they are compressed without a thread: that takes 0.2 ms at most.
+#: Bytes of appends compressed on the event loop, which takes at most 0.2 ms; more goes to a thread.
 _PACKED_AT_ONCE: Final = 64 << 10
-#: Bytes of appends that are compressed together: the server works on them while the next ones are.
+#: Bytes of appends compressed together: the server processes them while the next ones are compressed.
 _PACKED_TOGETHER: Final = 1 << 20
 
 
 def retire_silent_connections(used: S2Basin | S2Stream, error: BaseException) -> None:
-    """After a timeout, have the next request open a connection; those open now get no more requests.
+    """After a timeout, retire the open connections, so that the next request opens a new one.
 
-    The SDK would send it on the same one, although the host may be gone, until the kernel gives up.
+    Otherwise the SDK reuses the same connection until the kernel gives up, even if the host is gone.
     """
     if isinstance(error.__cause__, ReadTimeoutError):
         client = used._client
@@ -65,7 +65,7 @@ def retire_silent_connections(used: S2Basin | S2Stream, error: BaseException) ->
 
 
 async def append_input(stream: S2Stream, body: bytes) -> int:
-    """Append one encoded AppendInput as `S2Stream.append` does, with its retries.
+    """Append one encoded AppendInput as `S2Stream.append` does, including its retries.
 
     Returns the end of the acknowledged range.
     """
@@ -79,9 +79,9 @@ async def append_input(stream: S2Stream, body: bytes) -> int:
 
 
 async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
-    """Append encoded AppendInputs in one session, compressed; returns when all are acknowledged.
+    """Append encoded AppendInputs, compressed, in one session. Returns once all are acknowledged.
 
-    Nothing is repeated: after an error the outcome of those without an answer is unknown.
+    Nothing is retried: after an error, the outcome of unacknowledged appends is unknown.
     """
 
     async def frames() -> AsyncIterator[bytes]:
@@ -94,28 +94,28 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
     client, kind = stream._client, {"content-type": "s2s/proto", "accept": "s2s/proto"}
     path, headers = _stream_records_path(stream.name), stream._request_headers(kind)
     clock = asyncio.get_running_loop().time
-    # Twice, because the SDK may wait when it ends a request, too: for room in a socket that is full.
+    # Twice the timeout: the SDK may also wait for room in a full socket when it ends a request.
     longest = 2 * client._request_timeout
     try:
         async with (
             asyncio.timeout(longest) as unanswered,
-            client.streaming_request("POST", path, headers=headers, content=frames()) as found,
+            client.streaming_request("POST", path, headers=headers, content=frames()) as response,
         ):
-            if found.status_code != 200:
-                raise parse_error_info(await found.aread(), found.status_code)
-            acks = read_messages(found.aiter_bytes())
+            if response.status_code != 200:
+                raise parse_error_info(await response.aread(), response.status_code)
+            acks = read_messages(response.aiter_bytes())
             for _ in inputs:
                 async with asyncio.timeout(client._request_timeout):
                     await anext(acks)
                 unanswered.reschedule(clock() + longest)
     except Exception as error:
         failure = normalize_exception(_as_transport_error(error))
-        # Its cause says how the request ended: callers decide by it.
+        # Keep the cause: it says how the request ended, and callers decide by it.
         raise failure from failure.__cause__
 
 
 def _pieces(inputs: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the appends in runs that are compressed together, in order."""
+    """Yield the appends in order, in groups to compress together."""
     start, size = 0, 0
     for end, body in enumerate(inputs, 1):
         size += len(body)
@@ -125,9 +125,9 @@ def _pieces(inputs: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _packed(inputs: Sequence[bytes]) -> bytes:
-    """Return the frames of a session, compressed.
+    """Return the inputs as compressed session frames.
 
-    That costs 1 ns per byte of JSON, and saves several of sending and receiving it.
+    Compression costs 1 ns per byte of JSON and saves several when sending and receiving it.
     """
     return b"".join(
         encode_frame(body, Compression.ZSTD, zstd_level=ZSTD_LEVEL_FAST) for body in inputs
@@ -135,10 +135,10 @@ def _packed(inputs: Sequence[bytes]) -> bytes:
 
 
 def _as_transport_error(error: Exception) -> Exception:
-    """Return the SDK's error for a session that ended without an answer; other errors as they are."""
-    found = error
+    """Return the SDK's error for a session that ended unanswered, and other errors unchanged."""
+    sdk_error = error
     if isinstance(error, TimeoutError):
-        found = ReadTimeoutError("no acknowledgement in time")
+        sdk_error = ReadTimeoutError("no acknowledgement in time")
     elif isinstance(error, StopAsyncIteration):
-        found = TransportError("the server ended the session")
-    return found
+        sdk_error = TransportError("the server ended the session")
+    return sdk_error

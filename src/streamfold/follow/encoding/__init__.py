@@ -1,1 +1,1 @@
-"""The bytes of snapshots: codecs, containers, and records in the stream."""
+"""Snapshot encoding: codecs, containers, and records in the stream."""

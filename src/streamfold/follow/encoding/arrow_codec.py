@@ -1,4 +1,4 @@
-"""Tables as states: Arrow's IPC stream, batch by batch. Needs the extra `archive`."""
+"""Codec for Arrow tables: an IPC stream, batch by batch. Needs the extra `archive`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ with needing_extra("archive"):
 
 
 class ArrowCodec:
-    """States that are Arrow tables; encoding and decoding hold at most one record batch twice."""
+    """Codec for Arrow tables. Encoding and decoding hold at most one record batch twice."""
 
     name = "arrow"
 
@@ -33,7 +33,7 @@ class ArrowCodec:
 
 
 class PieceFile(io.RawIOBase):
-    """A file to read once, from front to back, whose bytes come in pieces."""
+    """A sequential read-only file over an iterator of byte pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -43,17 +43,17 @@ class PieceFile(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        found = io.BytesIO()
-        while size < 0 or found.tell() < size:
+        content = io.BytesIO()
+        while size < 0 or content.tell() < size:
             if not self._rest:
                 piece = next(self._pieces, None)
                 if piece is None:
                     break
                 self._rest = memoryview(piece)
-            wanted = len(self._rest) if size < 0 else size - found.tell()
-            found.write(self._rest[:wanted])
-            self._rest = self._rest[wanted:]
-        return found.getvalue()
+            step = len(self._rest) if size < 0 else size - content.tell()
+            content.write(self._rest[:step])
+            self._rest = self._rest[step:]
+        return content.getvalue()
 
 
 def _drain(sink: io.BytesIO) -> bytes:

@@ -1,4 +1,4 @@
-"""Snapshots put together from their records, however these are interleaved."""
+"""Assembles snapshots from their records, however these interleave with other records."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.encoding.record_forms import (
     HEADERS,
     Closing,
-    Frame,
     Opening,
     RecordForm,
+    SnapshotFrame,
     form_of,
     label,
 )
 from streamfold.follow.errors import SnapshotCorruptError
 
-#: Unfinished snapshots kept at a time. More than one exists only when writers died or race, and the
-#: oldest of so many is dead: dropping it bounds memory.
+#: Limit of unfinished snapshots. More than one exists only if writers died or race, and with this many
+#: the oldest one's writer is dead. Dropping it bounds memory.
 OPEN_MAX = 4
 
 
 @dataclass(slots=True)
 class PartialSnapshot:
-    """A snapshot of which some records have arrived."""
+    """A snapshot with only some of its records read so far."""
 
     snapshot: str
     opening: Opening
-    #: seq_num of its first record: deltas after this one are not in its state.
+    #: seq_num of its first record: later deltas are not in its state.
     began_at: int
-    #: Deltas and their bytes that had come before it, for counting from there.
+    #: Deltas before it and their bytes, for counting from there.
     records_before: int
     bytes_before: int
     in_one_record: bool = False
@@ -47,23 +47,23 @@ class PartialSnapshot:
         return label(self.snapshot, self.began_at)
 
     def give_away(self) -> Iterator[bytes]:
-        """The state in pieces, each freed as soon as the caller drops it."""
+        """Yield the state in pieces. Each is freed as soon as the caller drops it."""
         while self.pieces:
             yield self.pieces.popleft()
 
 
-class Assembly:
-    """Snapshots under way; with `keep`, their states too, or else only whether they are whole."""
+class SnapshotAssembly:
+    """Unfinished snapshots. Without `keep`, checks only whether they are whole and drops states."""
 
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep
         self.open: dict[str, PartialSnapshot] = {}
 
     def add(self, record: StreamRecord, records: int = 0, size: int = 0) -> PartialSnapshot | None:
-        """Take a snapshot record; return the parts when this one completes the snapshot.
+        """Add a snapshot record. Returns the snapshot if this record completes it, else None.
 
-        `records` and `size` say how many deltas, and bytes of them, have come before. Raises for a
-        snapshot that cannot be used; other unfinished ones are not affected.
+        `records` and `size` count the earlier deltas and their bytes. Raises if the snapshot is
+        unusable, which leaves other unfinished snapshots unaffected.
         """
         form = form_of(record) or HEADERS
         frame = form.parse(record)
@@ -71,7 +71,7 @@ class Assembly:
         if parts is None and frame.index == 0:
             parts = self._begin(frame, record, records, size)
         if parts is None:
-            return None  # its beginning is trimmed, or it was given up
+            return None  # its first record is trimmed, or it was dropped
         try:
             return self._continue(parts, frame, record, form)
         except SnapshotCorruptError:
@@ -79,12 +79,12 @@ class Assembly:
             raise
 
     def _begin(
-        self, frame: Frame, record: StreamRecord, records: int, size: int
+        self, frame: SnapshotFrame, record: StreamRecord, records: int, size: int
     ) -> PartialSnapshot:
         name = label(frame.snapshot, record.seq_num)
         if frame.opening is None:
             raise SnapshotCorruptError(name, "its first record does not say what it covers")
-        # Between the cursor and a snapshot in one record, there may be the trim command beside it.
+        # A snapshot's own trim command may stand between the cursor and a single-record snapshot.
         earliest = record.seq_num - (1 if frame.closing else 0)
         if not earliest <= frame.opening.covers_before <= record.seq_num:
             raise SnapshotCorruptError(
@@ -100,11 +100,11 @@ class Assembly:
         return parts
 
     def _continue(
-        self, parts: PartialSnapshot, frame: Frame, record: StreamRecord, form: RecordForm
+        self, parts: PartialSnapshot, frame: SnapshotFrame, record: StreamRecord, form: RecordForm
     ) -> PartialSnapshot | None:
         parts.timestamp = record.timestamp
         if frame.index < parts.next_index:
-            return None  # appended twice, because the first acknowledgement was lost
+            return None  # appended twice because the first acknowledgement was lost
         if frame.index > parts.next_index:
             raise SnapshotCorruptError(parts.name, f"record {parts.next_index} of it is missing")
         if frame.closing is None or frame.index == 0:

@@ -1,7 +1,7 @@
-"""States as bytes: JSON, msgpack, or bytes as they are. Arrow tables are in `arrow_codec.py`.
+"""Codecs for states: JSON, msgpack, raw bytes. `arrow_codec.py` has the one for Arrow tables.
 
-A codec of your own has a name, which travels with every snapshot, and encodes and decodes in pieces: a
-large state must not be held twice.
+Your own codec needs a name, which every snapshot carries, and encodes and decodes in pieces: a large
+state must not be held twice.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from streamfold.errors import ConflictError
 from streamfold.extensions import Extension, Registry
 from streamfold.follow.errors import (
     SnapshotCorruptError,
-    SnapshotFoldError,
     SnapshotUnsupportedError,
 )
 
@@ -27,36 +27,37 @@ PIECE_BYTES = 1 << 20
 
 
 class Codec(Protocol[S]):
-    """Turns a state into bytes and back; both run in the event loop, between two records."""
+    """Turns a state into bytes and back. Both run on the event loop, between two records."""
 
     @property
     def name(self) -> str:
-        """Short, lower-case; a snapshot is read only by the codec of the same name. It is also
-        the extension of external snapshots.
+        """Short, lower-case name. Only the codec of the same name reads the snapshot.
+
+        External snapshots also use it as their file extension.
         """
         ...
 
     def encode(self, state: S) -> Iterable[bytes | memoryview]:
-        """Yield the state in pieces of any size; it does not change meanwhile."""
+        """Yield the state in pieces of any size. The state does not change meanwhile."""
         ...
 
     def decode(self, pieces: Iterator[bytes]) -> S:
-        """Build the state; the caller keeps no piece, so that each can be freed after use."""
+        """Build the state. The caller keeps no piece, so each can be freed after use."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecType(Extension):
-    """Declares a codec, whose name is the id: `--codec <id>` selects it."""
+    """Declares a codec whose name is the id: `--codec <id>` selects it."""
 
     open: Callable[[], Codec[Any]]
-    #: Whether it takes whatever JSON can say: objects, lists, text, numbers. Folds of the command
-    #: line have such states.
+    #: Whether it can encode any JSON value: objects, lists, text, numbers. Command-line folds have such
+    #: states.
     takes_json: bool = True
 
 
 class JsonCodec(Generic[S]):
-    """States as JSON; `of` checks and builds a type of yours, a msgspec Struct for one."""
+    """JSON codec. With `of`, decodes into and validates your own type, such as a msgspec Struct."""
 
     name = "json"
 
@@ -72,7 +73,7 @@ class JsonCodec(Generic[S]):
 
 
 class MsgpackCodec(Generic[S]):
-    """States as msgpack: smaller than JSON, and it takes bytes."""
+    """Msgpack codec: smaller than JSON, and supports bytes."""
 
     name = "msgpack"
 
@@ -88,7 +89,7 @@ class MsgpackCodec(Generic[S]):
 
 
 class BytesCodec:
-    """States that are bytes already."""
+    """Codec for states that are bytes already."""
 
     name = "bin"
 
@@ -100,14 +101,14 @@ class BytesCodec:
 
 
 def cut(data: bytes) -> Iterator[memoryview]:
-    """The bytes in pieces, without copying them."""
+    """Yield the data in pieces without copying it."""
     view = memoryview(data)
     for start in range(0, len(view), PIECE_BYTES):
         yield view[start : start + PIECE_BYTES]
 
 
 def join(pieces: Iterable[bytes]) -> io.BytesIO:
-    """All pieces in one buffer; unlike `b"".join`, no piece is kept while the next one comes."""
+    """Join the pieces in one buffer. Unlike `b"".join`, keeps no piece while the next is read."""
     buffer = io.BytesIO()
     for piece in pieces:
         buffer.write(piece)
@@ -115,21 +116,25 @@ def join(pieces: Iterable[bytes]) -> io.BytesIO:
 
 
 def decode_state(codec: Codec[S], written_with: str, name: str, pieces: Iterator[bytes]) -> S:
-    """The state of the snapshot `name`, whose bytes are known to be as they were written."""
+    """Decode the state of snapshot `name`, whose bytes are already verified."""
     if written_with != codec.name:
         raise SnapshotUnsupportedError(
             name, f"it was written with codec {written_with}, this reader has {codec.name}"
         )
     try:
         return codec.decode(pieces)
-    except Exception as error:  # whatever a codec raises, it cannot use the snapshot
+    except Exception as error:  # whatever the codec raises, the snapshot is unusable
         raise SnapshotCorruptError(name, f"codec {codec.name} cannot decode it: {error}") from error
 
 
 def check_fold(name: str, made_with: str | None, fold: str | None) -> None:
-    """Raise SnapshotFoldError if another fold made the snapshot `name`; unnamed folds fit all."""
+    """Raise ConflictError if another fold made snapshot `name`. Unnamed folds match any."""
     if made_with is not None and fold is not None and made_with != fold:
-        raise SnapshotFoldError(name, made_with, fold)
+        raise ConflictError(
+            f"snapshot {name} was made with the fold {made_with!r}, not with {fold!r}: use the fold "
+            "that made it, or keep the snapshots of each fold in a location of their own",
+            code="snapshot_fold_mismatch",
+        )
 
 
 def _open_arrow() -> Codec[Any]:
@@ -147,7 +152,7 @@ ARROW = CodecType(
     id="arrow", summary="Arrow tables, as an IPC stream", open=_open_arrow, takes_json=False
 )
 
-#: Every codec that can be named.
+#: Every codec that can be selected by name.
 CODECS = Registry(
     "streamfold.codecs",
     "codec",

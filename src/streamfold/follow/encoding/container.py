@@ -1,7 +1,7 @@
-"""A snapshot as one blob: a block of text that describes it, then the state's bytes.
+"""A snapshot as one blob: a text block that describes it, then the state's bytes.
 
-The block has 512 bytes: one JSON object, spaces, and a line feed. `head -c 512` shows it, and
-`tail -c +513` gives the state as its codec wrote it.
+The block has 512 bytes: one JSON object, spaces, and a line feed. `head -c 512` prints it, and
+`tail -c +513` prints the state as its codec wrote it.
 
     {"format":"streamfold-snapshot","version":1,"id":"…","cursor":1000,"codec":"json",
      "bytes":20480,"sha256":"…","created_at":1700000000000}
@@ -24,13 +24,13 @@ from streamfold.undecodable import UNDECODABLE
 S = TypeVar("S")
 
 VERSION = 1
-#: Bytes of the describing block: more than its fields can take.
+#: Bytes of the description block: more than its fields can need.
 BLOCK_BYTES = 512
 _FORMAT = "streamfold-snapshot"
 
 
 class Description(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the block says."""
+    """The description block's fields."""
 
     format: str
     version: int
@@ -48,7 +48,7 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(
         cls, snapshot: str, cursor: int, codec: str, created_at: int, fold: str | None = None
     ) -> Description:
-        """The description of a snapshot whose bytes are still to come."""
+        """Return the description of a snapshot whose size and digest are not known yet."""
         return cls(_FORMAT, VERSION, snapshot, cursor, codec, 0, "", created_at, fold)
 
 
@@ -58,7 +58,7 @@ class _Version(msgspec.Struct):
 
 
 def pack(pieces: Iterable[bytes | memoryview], described: Description) -> bytes:
-    """The blob of a snapshot, described with its size and digest; the state's bytes are held once."""
+    """Return a snapshot's blob, adding size and digest to its description. Holds the bytes once."""
     blob, digest, size = io.BytesIO(), hashlib.sha256(), 0
     blob.seek(BLOCK_BYTES)
     for piece in pieces:
@@ -73,7 +73,7 @@ def pack(pieces: Iterable[bytes | memoryview], described: Description) -> bytes:
 
 
 def describe(name: str, block: bytes) -> Description:
-    """Read the describing block of the snapshot that messages call `name`."""
+    """Parse the description block of a snapshot. Errors refer to the snapshot as `name`."""
     if len(block) < BLOCK_BYTES:
         raise SnapshotCorruptError(name, f"it ends after {len(block)} bytes")
     try:
@@ -93,8 +93,8 @@ def describe(name: str, block: bytes) -> Description:
         raise SnapshotCorruptError(name, f"its description is incomplete: {error}") from None
 
 
-class Unpacked:
-    """A blob that was read whole: its description, and the state's bytes, checked."""
+class UnpackedBlob:
+    """A fully read and verified blob: its description and the state's bytes."""
 
     def __init__(self, name: str, description: Description, pieces: deque[bytes]) -> None:
         self.name = name
@@ -102,19 +102,19 @@ class Unpacked:
         self._pieces = pieces
 
     def give_away(self) -> Iterator[bytes]:
-        """The state in pieces, each freed as soon as the caller drops it."""
+        """Yield the state in pieces. Each is freed as soon as the caller drops it."""
         while self._pieces:
             yield self._pieces.popleft()
 
     def decode(self, codec: Codec[S]) -> S:
-        """The state; a codec that fails makes the snapshot a corrupt one."""
+        """Decode the state. Raises SnapshotCorruptError if the codec fails."""
         return decode_state(codec, self.description.codec, self.name, self.give_away())
 
 
 async def unpack(
     name: str, blob: AsyncIterator[bytes], on_bytes: Callable[[int], None] = lambda _: None
-) -> Unpacked:
-    """Read a blob to its end and check it; `on_bytes` is called with the bytes read so far."""
+) -> UnpackedBlob:
+    """Read a blob to its end and verify it, calling `on_bytes` with the bytes read so far."""
     block, pieces, digest, size = b"", deque[bytes](), hashlib.sha256(), 0
     async for piece in blob:
         missing = BLOCK_BYTES - len(block)
@@ -130,4 +130,4 @@ async def unpack(
         )
     if digest.hexdigest() != description.sha256:
         raise SnapshotCorruptError(name, "its bytes do not match its digest")
-    return Unpacked(name, description, pieces)
+    return UnpackedBlob(name, description, pieces)

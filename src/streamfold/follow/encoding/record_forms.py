@@ -1,30 +1,30 @@
-"""The forms of snapshot records: with headers, or plain JSON.
+"""Snapshot record forms: with headers, or plain JSON.
 
-A plain one is a whole snapshot in one JSON object, without headers:
+A plain record is a whole snapshot in one JSON object, without headers:
 
     {"type": "snapshot", "covers_before": 1000, "state": …}
 
-It stands at its cursor, or right after the trim command that was appended with it; an object like
-it anywhere else is a delta. A form of your own is a class below and a line in `FORMS`.
+It stands at its cursor, or right after the trim command appended with it. Such an object anywhere
+else is a delta. To add a form, write a class below and add it to `FORMS`.
 
-One with headers:
+A record with headers:
 
-| header | in | value |
+| header | in records | value |
 |---|---|---|
-| `streamfold-snapshot` | every one | id of the snapshot, the same in all its records |
-| `streamfold-version` | every one | `1` |
-| `streamfold-index` | every one | index of the record in the snapshot, from 0 |
+| `streamfold-snapshot` | all | snapshot id, the same in all its records |
+| `streamfold-version` | all | `1` |
+| `streamfold-index` | all | index of the record in the snapshot, from 0 |
 | `streamfold-covers-before` | index 0 | cursor: the state has all records before it; `here` = its own |
-| `streamfold-codec` | index 0 | name of the codec |
+| `streamfold-codec` | index 0 | codec name |
 | `streamfold-fold` | index 0, optional | name of the fold that made the state |
-| `streamfold-final` | the last | number of records with a part of the state |
-| `streamfold-bytes` | the last | length of the whole state |
-| `streamfold-sha256` | the last | digest of the whole state, in hex |
+| `streamfold-final` | last | number of records before this one; 1 for a single-record snapshot |
+| `streamfold-bytes` | last | length of the whole state |
+| `streamfold-sha256` | last | digest of the whole state, in hex |
 
-Numbers are decimal. A snapshot in one record is both index 0 and the last, with `final` = 1 and the
-state as its body. The last record of a framed one has no body: its index equals `final`. The first
-one has no body either if its writer claimed the cursor before it encoded the state. Records with a
-header `streamfold-snapshot` are never given to a fold, nor are command records.
+Numbers are decimal. The record of a single-record snapshot is both index 0 and the last, with
+`final` = 1 and the state as its body. A framed snapshot's last record has no body, and its index
+equals `final`. The first one has no body either if its writer claimed the cursor before encoding the
+state. Folds never receive records with a `streamfold-snapshot` header, nor command records.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ _FINAL = b"streamfold-final"
 _BYTES = b"streamfold-bytes"
 _SHA256 = b"streamfold-sha256"
 
-#: Stands for the seq_num of the record itself, which its writer cannot know; and how a header says it.
+#: Stands for the record's own seq_num, which its writer cannot know. Headers spell it `here`.
 HERE = -1
 _HERE = "here"
 
-#: Metered bytes that headers and overhead of one snapshot record, and of the trim command beside it,
-#: never exceed: names and values above sum up to less than half of it.
+#: Upper bound of the metered bytes for the headers and overhead of one snapshot record and its trim
+#: command: the names and values above add up to less than half of it.
 FRAME_OVERHEAD = 1024
-#: Every plain snapshot has this in its body; looking for it is all that other records cost.
+#: Every plain snapshot contains this. Other records cost only the search for it.
 _MARK: Final = b'"covers_before"'
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the record with index 0 says."""
+    """The fields of the record with index 0."""
 
-    #: Writers may leave it open by HERE; once read, it is always a seq_num.
+    #: Writers may leave it open with HERE; once parsed, it is always a seq_num.
     covers_before: int
     codec: str
     fold: str | None = None
@@ -76,16 +76,16 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What the last record says."""
+    """The fields of the last record."""
 
     count: int
     size: int
-    #: None where the form has no digest.
+    #: None if the form has no digest.
     sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class SnapshotFrame:
     """One record of a snapshot."""
 
     snapshot: str
@@ -94,7 +94,7 @@ class Frame:
     closing: Closing | None = None
 
     def record(self, body: bytes) -> Record:
-        """The record to append for this frame."""
+        """Return the record to append for this frame."""
         headers = [(_ID, self.snapshot), (_VERSION, VERSION), (_INDEX, self.index)]
         if self.opening:
             covers = self.opening.covers_before
@@ -109,26 +109,30 @@ class Frame:
 
 
 def snapshot_id(record: StreamRecord) -> str | None:
-    """The id of the snapshot that the headers name; None without one."""
+    """Return the snapshot id in the record's headers, or None without one."""
     for name, value in record.headers:
         if name == _ID:
             return bytes(value).decode("ascii", "replace")
     return None
 
 
-def parse_frame(record: StreamRecord) -> Frame:
-    """Read the headers of a snapshot record, or say which one breaks its rule."""
-    found = {bytes(name): bytes(value) for name, value in record.headers}
-    name = found[_ID].decode("ascii", "replace")
-    version = found.get(_VERSION, b"none").decode("ascii", "replace")
+def parse_frame(record: StreamRecord) -> SnapshotFrame:
+    """Parse a snapshot record's headers.
+
+    Raises SnapshotCorruptError for a missing or malformed header, and SnapshotUnsupportedError for
+    another version.
+    """
+    headers = {bytes(name): bytes(value) for name, value in record.headers}
+    name = headers[_ID].decode("ascii", "replace")
+    version = headers.get(_VERSION, b"none").decode("ascii", "replace")
     if version != str(VERSION):
         raise SnapshotUnsupportedError(
             label(name, record.seq_num),
             f"its version is {version} and this reader knows {VERSION}; update streamfold",
         )
     try:
-        opening = _opening(found, record.seq_num)
-        return Frame(name, _number(found, _INDEX), opening, _closing(found))
+        opening = _opening(headers, record.seq_num)
+        return SnapshotFrame(name, _number(headers, _INDEX), opening, _closing(headers))
     except (KeyError, ValueError) as error:
         raise SnapshotCorruptError(
             label(name, record.seq_num), f"header missing or malformed: {error}"
@@ -136,69 +140,69 @@ def parse_frame(record: StreamRecord) -> Frame:
 
 
 def label(snapshot: str, seq_num: int) -> str:
-    """What messages call a snapshot in the stream."""
+    """Return the name of a snapshot in the stream, for messages."""
     return f"{snapshot} in the stream at {seq_num}"
 
 
-def _opening(found: dict[bytes, bytes], seq_num: int) -> Opening | None:
-    if _COVERS not in found:
+def _opening(headers: dict[bytes, bytes], seq_num: int) -> Opening | None:
+    if _COVERS not in headers:
         return None
-    covers = seq_num if found[_COVERS] == _HERE.encode() else _number(found, _COVERS)
-    fold = found[_FOLD].decode("ascii", "replace") if _FOLD in found else None
-    return Opening(covers, found[_CODEC].decode("ascii"), fold)
+    covers = seq_num if headers[_COVERS] == _HERE.encode() else _number(headers, _COVERS)
+    fold = headers[_FOLD].decode("ascii", "replace") if _FOLD in headers else None
+    return Opening(covers, headers[_CODEC].decode("ascii"), fold)
 
 
-def _closing(found: dict[bytes, bytes]) -> Closing | None:
-    if _FINAL not in found:
+def _closing(headers: dict[bytes, bytes]) -> Closing | None:
+    if _FINAL not in headers:
         return None
-    digest = found[_SHA256].decode("ascii")
-    return Closing(_number(found, _FINAL), _number(found, _BYTES), digest)
+    digest = headers[_SHA256].decode("ascii")
+    return Closing(_number(headers, _FINAL), _number(headers, _BYTES), digest)
 
 
-def _number(found: dict[bytes, bytes], name: bytes) -> int:
-    value = found[name]
+def _number(headers: dict[bytes, bytes], name: bytes) -> int:
+    value = headers[name]
     if not value.isdigit():
         raise ValueError(f"{name.decode()} {value[:40]!r} is not a number")
     return int(value)
 
 
 class RecordForm(ABC):
-    """One way of writing a snapshot record, and of recognising it."""
+    """A format for writing and recognising snapshot records."""
 
     name: str
 
     @abstractmethod
     def snapshot_of(self, record: StreamRecord) -> str | None:
-        """The id of the snapshot that the record belongs to; None if it is not of this form."""
+        """Return the id of the record's snapshot, or None if the record is not of this form."""
 
     @abstractmethod
-    def parse(self, record: StreamRecord) -> Frame:
-        """What a record of this form says; raises SnapshotCorruptError or SnapshotUnsupportedError."""
+    def parse(self, record: StreamRecord) -> SnapshotFrame:
+        """Parse a record of this form. Raises SnapshotCorruptError or SnapshotUnsupportedError."""
 
     @abstractmethod
     def state_of(self, record: StreamRecord) -> bytes:
-        """The part of the state that a record of this form holds."""
+        """Return the part of the state in a record of this form."""
 
     @abstractmethod
-    def record(self, frame: Frame, state: bytes) -> Record:
-        """The record of a snapshot that is whole in one record."""
+    def record(self, frame: SnapshotFrame, state: bytes) -> Record:
+        """Return the record of a single-record snapshot."""
 
 
 class HeaderForm(RecordForm):
-    """Streamfold's own: everything but the state is in headers."""
+    """Streamfold's own form: everything except the state is in headers."""
 
     name = "streamfold"
 
     def snapshot_of(self, record: StreamRecord) -> str | None:
         return snapshot_id(record)
 
-    def parse(self, record: StreamRecord) -> Frame:
+    def parse(self, record: StreamRecord) -> SnapshotFrame:
         return parse_frame(record)
 
     def state_of(self, record: StreamRecord) -> bytes:
         return record.body
 
-    def record(self, frame: Frame, state: bytes) -> Record:
+    def record(self, frame: SnapshotFrame, state: bytes) -> Record:
         return frame.record(state)
 
 
@@ -216,20 +220,20 @@ class PlainForm(RecordForm):
     def snapshot_of(self, record: StreamRecord) -> str | None:
         return None if self._decode(record) is None else f"plain-{record.seq_num}"
 
-    def parse(self, record: StreamRecord) -> Frame:
+    def parse(self, record: StreamRecord) -> SnapshotFrame:
         name = f"plain-{record.seq_num}"
-        found = self._decode(record)
-        if found is None or isinstance(found.state, msgspec.UnsetType):
+        plain = self._decode(record)
+        if plain is None or isinstance(plain.state, msgspec.UnsetType):
             reason = "it is a JSON object of type snapshot without a field 'state'"
             raise SnapshotUnsupportedError(label(name, record.seq_num), reason)
-        closing = Closing(1, len(bytes(found.state)), None)
-        return Frame(name, 0, Opening(found.covers_before, "json"), closing)
+        closing = Closing(1, len(bytes(plain.state)), None)
+        return SnapshotFrame(name, 0, Opening(plain.covers_before, "json"), closing)
 
     def state_of(self, record: StreamRecord) -> bytes:
-        found = self._decode(record)
-        return b"" if found is None or not found.state else bytes(found.state)
+        plain = self._decode(record)
+        return b"" if plain is None or not plain.state else bytes(plain.state)
 
-    def record(self, frame: Frame, state: bytes) -> Record:
+    def record(self, frame: SnapshotFrame, state: bytes) -> Record:
         if frame.opening is None or frame.opening.codec != "json":
             raise InvalidError("a plain snapshot record holds JSON: use it with JsonCodec")
         plain = _Plain("snapshot", frame.opening.covers_before, msgspec.Raw(state))
@@ -239,39 +243,39 @@ class PlainForm(RecordForm):
         if record.headers or _MARK not in record.body:
             return None
         try:
-            found = msgspec.json.decode(record.body, type=_Plain)
+            plain = msgspec.json.decode(record.body, type=_Plain)
         except UNDECODABLE:
             return None
-        at_cursor = record.seq_num - 1 <= found.covers_before <= record.seq_num
-        return found if found.type == "snapshot" and at_cursor else None
+        at_cursor = record.seq_num - 1 <= plain.covers_before <= record.seq_num
+        return plain if plain.type == "snapshot" and at_cursor else None
 
 
 HEADERS: Final = HeaderForm()
 PLAIN: Final = PlainForm()
-#: All that readers recognise, and writers may choose, by name.
+#: Every form that readers recognise and writers may choose, by name.
 FORMS: Final[dict[str, RecordForm]] = {shape.name: shape for shape in (HEADERS, PLAIN)}
 
 
 def form_named(name: str) -> RecordForm:
-    """The form that a caller names, or InvalidError with the known names."""
+    """Return the form called `name`. Raises InvalidError, which lists the known names."""
     if name not in FORMS:
         raise InvalidError(f"snapshot shape {name!r} is unknown: use {' or '.join(FORMS)}")
     return FORMS[name]
 
 
 def form_of(record: StreamRecord) -> RecordForm | None:
-    """The shape of a snapshot record; None for deltas and commands."""
+    """Return a snapshot record's form, or None for deltas and commands."""
     form: RecordForm = HEADERS if record.headers else PLAIN
     return form if form.snapshot_of(record) is not None else None
 
 
 def may_be_snapshot(record: StreamRecord) -> bool:
-    """Whether a look at the record is needed to know that it is a delta; False for most."""
+    """Return whether the record must be inspected to know that it is a delta. False for most."""
     return bool(record.headers) or _MARK in record.body
 
 
 def is_delta(record: StreamRecord) -> bool:
-    """Whether the record is one for folds: neither of a snapshot nor a command."""
+    """Return whether the record goes to folds: neither a snapshot record nor a command."""
     headers = record.headers
     if len(headers) == 1 and not headers[0][0]:
         return False

@@ -1,4 +1,4 @@
-"""Snapshots into the stream: as one record, or as frames once the state outgrows that."""
+"""Writes snapshots into the stream: as one record, or as frames once the state outgrows it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar
 
+from streamfold.backoff import Backoff
 from streamfold.errors import OutcomeUnknownError, RetryLaterError, SeqNumMismatchError
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
-from streamfold.follow.clients.feed import Backoff, retrying
+from streamfold.follow.clients.feed import retrying
 from streamfold.follow.encoding.record_forms import (
     FRAME_OVERHEAD,
     HEADERS,
     HERE,
     Closing,
-    Frame,
     Opening,
     RecordForm,
+    SnapshotFrame,
 )
 from streamfold.model.records import BATCH_BYTES_MAX, Record, fence_record, trim_record
 
 T = TypeVar("T")
 Piece = bytes | memoryview
 
-#: Bytes of state that one record takes: a batch less the trim command and the headers.
+#: Bytes of state that fit one record: a batch minus the trim command and the headers.
 RECORD_BYTES = BATCH_BYTES_MAX - FRAME_OVERHEAD
-#: Bytes of state in one frame: half a batch, so that appends of others get in between soon.
+#: Bytes of state in one frame: half a batch, so that others' appends soon get in between.
 FRAME_BYTES = BATCH_BYTES_MAX // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much state goes into one record, and into one frame; smaller only in tests."""
+    """Bytes of state per record and per frame. Smaller only in tests."""
 
     record: int = RECORD_BYTES
     frame: int = FRAME_BYTES
@@ -43,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One snapshot to write: it wins only if nothing was appended at its cursor before."""
+    """A snapshot to write. Placed at a cursor, it wins only if nothing else was appended there."""
 
     snapshot: str
     cursor: int
@@ -56,7 +57,7 @@ class Attempt:
 
 
 class StreamWriter:
-    """Writes snapshots into a stream; appends of unknown outcome are resolved by reading back."""
+    """Writes snapshots into a stream. Reads back or repeats appends whose outcome is unknown."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class StreamWriter:
         self._trims = trims
 
     def split(self, pieces: Iterable[Piece]) -> tuple[bytes | None, Iterator[Piece]]:
-        """The state whole if it fits one record, or None and all its pieces."""
+        """Return the whole state if it fits one record, else None and all its pieces."""
         left, head, size = iter(pieces), list[Piece](), 0
         for piece in left:
             head.append(piece)
@@ -86,42 +87,50 @@ class StreamWriter:
         return b"".join(head), iter(())
 
     async def write_record(self, attempt: Attempt, state: bytes) -> bool:
-        """Append the snapshot at its cursor, in one atomic batch with the trim command that makes it
-        the head; False if another record was appended there first.
+        """Append the snapshot at its cursor. Returns False if another record was appended there first.
+
+        If this writer trims, the trim command that makes the snapshot the head of the stream is in
+        the same atomic batch.
         """
         digest = hashlib.sha256(state).hexdigest()
-        frame = Frame(attempt.snapshot, 0, attempt.opening, Closing(1, len(state), digest))
+        frame = SnapshotFrame(attempt.snapshot, 0, attempt.opening, Closing(1, len(state), digest))
         record = self._shape.record(frame, state)
         batch = [trim_record(attempt.cursor + 1), record] if self._trims else [record]
         return await self._claim(attempt, batch)
 
     async def claim(self, attempt: Attempt) -> bool:
-        """Append the first frame at the cursor, without any state: it is small, so that it gets there
-        before others move the tail. False if another record was appended there first.
+        """Append the first frame at the cursor. Returns False if another record was appended first.
+
+        The frame carries no state: being small, it gets there before others move the tail.
         """
-        return await self._claim(attempt, [Frame(attempt.snapshot, 0, attempt.opening).record(b"")])
+        return await self._claim(
+            attempt, [SnapshotFrame(attempt.snapshot, 0, attempt.opening).record(b"")]
+        )
 
     async def open_anywhere(self, attempt: Attempt) -> int:
-        """Append the first frame at any position; its seq_num is the cursor.
+        """Append the first frame at any position. Its seq_num becomes the cursor.
 
-        Returns an upper bound of that seq_num: after a lost answer the frame may be in the stream
-        twice, and readers take the first.
+        Returns an upper bound for that seq_num: after a lost response the frame may be in the stream
+        twice, and readers use the first.
         """
         opening = Opening(HERE, attempt.codec, attempt.fold)
-        return await self._insist([Frame(attempt.snapshot, 0, opening).record(b"")], self._token)
+        return await self._insist(
+            [SnapshotFrame(attempt.snapshot, 0, opening).record(b"")], self._token
+        )
 
     async def write_frames(self, attempt: Attempt, pieces: Iterable[Piece]) -> None:
-        """Append the state in frames after the first one, in between the appends of others; the trim
-        comes last, so that a reader always has the frames or the records before them.
+        """Append the state in frames after the first one, interleaved with others' appends.
+
+        Trims last, so that a reader always has either the frames or the records before them.
         """
         digest, size, index = hashlib.sha256(), 0, 0
         for index, body in enumerate(regroup(pieces, self._sizes.frame), 1):
-            await self._insist([Frame(attempt.snapshot, index).record(body)], self._token)
+            await self._insist([SnapshotFrame(attempt.snapshot, index).record(body)], self._token)
             digest.update(body)
             size += len(body)
         count = index + 1
         closing = Closing(count, size, digest.hexdigest())
-        final = Frame(attempt.snapshot, count, closing=closing)
+        final = SnapshotFrame(attempt.snapshot, count, closing=closing)
         await self._insist([final.record(b"")], self._token)
         if self._trims:
             await self.trim(attempt.cursor)
@@ -135,9 +144,10 @@ class StreamWriter:
         await self._insist([fence_record(token)], None)
 
     async def _claim(self, attempt: Attempt, records: Sequence[Record]) -> bool:
-        """Append at the cursor and nowhere else; False if another record took its seq_num.
+        """Append at the cursor and nowhere else. Returns False if another record took its seq_num.
 
-        After a lost answer, or a mismatch that its own first try may have caused, it reads back.
+        Reads back after a lost response, and after a mismatch that its own first attempt may have
+        caused.
         """
         failures = 0
         while True:
@@ -153,16 +163,18 @@ class StreamWriter:
                 tail = await retrying(self._backoff, self._client.check_tail)
                 if tail.seq_num != attempt.cursor:
                     return False
-                # It may still arrive, but at this cursor only one of both can.
+                # The append may still arrive, but at this cursor it and its repetition cannot both.
                 await self._pause(failures, error)
 
     async def _is_there(self, attempt: Attempt, written: Record) -> bool:
-        found = await retrying(self._backoff, partial(self._client.peek, attempt.cursor, 2))
-        return any(_content(record) == _content(written) for record in found)
+        records = await retrying(self._backoff, partial(self._client.peek, attempt.cursor, 2))
+        return any(_content(record) == _content(written) for record in records)
 
     async def _insist(self, records: Sequence[Record], token: str | None) -> int:
-        """Append at least once, and return a seq_num of the batch: readers recognise a frame that comes
-        twice by its index, and a repeated trim does no harm.
+        """Append at least once and return the seq_num of one of the copies.
+
+        Repeating is safe: readers recognise a duplicate frame by its index, and a repeated trim does
+        no harm.
         """
         failures = 0
         while True:
@@ -185,19 +197,19 @@ class StreamWriter:
 
     async def _pause(self, failures: int, error: OutcomeUnknownError) -> None:
         try:
-            await self._backoff.pause(failures, RetryLaterError(error.message))
+            await self._backoff.wait(failures, RetryLaterError(error.message))
         except RetryLaterError:
             raise error from None
 
 
 def _content(record: Record | StreamRecord) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """What a record is recognised by; headers have the id of its snapshot."""
+    """Return what identifies a record. Its headers contain the snapshot id."""
     return [(bytes(name), bytes(value)) for name, value in record.headers], record.body
 
 
 def regroup(pieces: Iterable[Piece], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of exactly `size`, the last one shorter; one empty piece if empty."""
-    buffer, given = io.BytesIO(), False
+    """Yield the bytes in pieces of `size`, the last one shorter. Empty input yields one empty piece."""
+    buffer, yielded = io.BytesIO(), False
     for piece in pieces:
         rest = memoryview(piece)
         while len(rest):
@@ -205,8 +217,8 @@ def regroup(pieces: Iterable[Piece], size: int) -> Iterator[bytes]:
             buffer.write(rest[:room])
             rest = rest[room:]
             if buffer.tell() == size:
-                given = True
+                yielded = True
                 yield buffer.getvalue()
                 buffer = io.BytesIO()
-    if buffer.tell() or not given:
+    if buffer.tell() or not yielded:
         yield buffer.getvalue()

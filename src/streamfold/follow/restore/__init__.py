@@ -1,1 +1,1 @@
-"""Restoring a state: plan, search, load, replay."""
+"""Restoring state: plan, search, load, replay."""

@@ -1,4 +1,4 @@
-"""Restore plans: what will be loaded, and how much is to be replayed after it."""
+"""Restore plans: which snapshot to load, and how much to replay after it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from streamfold.backoff import Backoff
 from streamfold.errors import StreamfoldError
 from streamfold.follow.clients.client import StreamClient, StreamRecord
-from streamfold.follow.clients.feed import Backoff, retrying
-from streamfold.follow.encoding.record_forms import Closing, Frame, Opening, form_of
+from streamfold.follow.clients.feed import retrying
+from streamfold.follow.encoding.record_forms import Closing, Opening, SnapshotFrame, form_of
 from streamfold.follow.errors import (
     GONE,
     KEEPING,
@@ -18,27 +19,32 @@ from streamfold.follow.errors import (
     SnapshotCorruptError,
     SnapshotUnsupportedError,
 )
-from streamfold.follow.snapshots.snapshot_store import AnySnapshots, Placement, SnapshotInfo
+from streamfold.follow.snapshots.snapshot_store import (
+    AnySnapshots,
+    Placement,
+    SnapshotInfo,
+    Writing,
+)
 from streamfold.model.records import RECORD_OVERHEAD, TRIM_COMMAND
 from streamfold.model.units import approximate_size
 from streamfold.notebook import html_table
 from streamfold.wording import noun
 
-#: Records that are read first; each further step reads twice as many.
+#: Records that the first step reads; each further step reads twice as many.
 FIRST_STEP: Final = 1000
-#: Records that are looked at where only a trim that has not taken effect yet may hide a snapshot: more
-#: than there are between two snapshots by default. To replay so many takes less than a second.
+#: Records searched if a snapshot can only be hidden by a trim that has not taken effect yet: more than
+#: there are between two snapshots by default. Replaying that many takes less than a second.
 DEFAULT_REACH: Final = 15_000
-#: Records read to estimate the size of the others.
+#: Records sampled to estimate the size of the others.
 _SAMPLE = 32
-#: Records before the tail among which the trim of a snapshot is looked for. Most often it is one of the
-#: last two; what comes before those may be large, and one answer has 1 MiB at most.
+#: Records before the tail to search for a snapshot's trim command. It is usually one of the last two;
+#: earlier ones may be large, and one response has at most 1 MiB.
 _LAST = (2, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """A whole snapshot in the stream, and where its first record is."""
+class LocatedSnapshot:
+    """A snapshot in the stream and the seq_num of its first record."""
 
     info: SnapshotInfo
     began_at: int
@@ -51,10 +57,10 @@ async def find_newest(
     skipped: Collection[str],
     backoff: Backoff,
     reach: int | None = DEFAULT_REACH,
-) -> Located | None:
-    """The newest whole snapshot that begins in the last `reach` records, except `skipped` ones.
+) -> LocatedSnapshot | None:
+    """Return the newest whole snapshot that begins in the last `reach` records, ignoring `skipped`.
 
-    None as `reach` looks at everything; in the worst case that reads as much as a replay would.
+    `reach=None` searches everything, which in the worst case reads as much as a replay would.
     """
     lowest = first if reach is None else max(first, tail - reach)
     closings: dict[str, Closing] = {}
@@ -67,23 +73,23 @@ async def find_newest(
                 closings[frame.snapshot] = frame.closing
             closing = closings.get(frame.snapshot)
             if frame.opening and closing and frame.snapshot not in skipped:
-                return Located(_info(seen, frame.opening, closing), seen.seq_num)
+                return LocatedSnapshot(_info(seen, frame.opening, closing), seen.seq_num)
         end, step = start, step * 2
     return None
 
 
 class _Seen(NamedTuple):
-    """A snapshot record without its body: a range may hold more of those than memory does."""
+    """A snapshot record without its body: the bodies in a range may exceed memory."""
 
     seq_num: int
     timestamp: int
-    frame: Frame
+    frame: SnapshotFrame
 
 
 async def _snapshot_records(
     client: StreamClient, start: int, end: int, backoff: Backoff
 ) -> list[_Seen]:
-    found = []
+    seen = []
     while start < end:
         batch = await retrying(backoff, partial(client.peek, start, end - start))
         if not batch:
@@ -93,11 +99,11 @@ async def _snapshot_records(
             if form is None or record.seq_num >= end:
                 continue
             try:
-                found.append(_Seen(record.seq_num, record.timestamp, form.parse(record)))
+                seen.append(_Seen(record.seq_num, record.timestamp, form.parse(record)))
             except (SnapshotCorruptError, SnapshotUnsupportedError):
-                continue  # unusable here; a search that meets it again reports it
+                continue  # unusable here; if the replay's search meets it, it reports the error
         start = batch[-1].seq_num + 1
-    return found
+    return seen
 
 
 def _info(seen: _Seen, opening: Opening, closing: Closing) -> SnapshotInfo:
@@ -107,8 +113,8 @@ def _info(seen: _Seen, opening: Opening, closing: Closing) -> SnapshotInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A snapshot that was not usable, and why."""
+class SkippedSnapshot:
+    """An unusable snapshot and the reason."""
 
     name: str
     error: StreamfoldError
@@ -116,17 +122,19 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """How the state will be restored; `print` it."""
+    """How the state will be restored. Made for `print`."""
 
     stream: str
-    #: None = fold from the start, or, when that is trimmed, from the first snapshot in the stream.
+    #: None = fold from the start or, if that is trimmed, from the first snapshot in the stream.
     snapshot: SnapshotInfo | None
-    #: First record that still exists.
+    #: First remaining record.
     first: int
     read_from: int
     tail: int
     estimated_bytes: int
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedSnapshot, ...] = ()
+    #: Whether the search for snapshots in the stream was skipped because there are so few records.
+    unsearched: bool = False
 
     @property
     def records(self) -> int:
@@ -135,13 +143,14 @@ class RestorePlan:
 
     @property
     def searching(self) -> bool:
-        """Whether the state is still to be found in the stream."""
+        """Whether the state still has to be found in the stream."""
         if self.snapshot is None:
             return self.first > 0
         return self.snapshot.placement is not Placement.EXTERNAL
 
     def __str__(self) -> str:
         lines = [f"restore {self.stream} up to {self.tail}"]
+        records = f"{self.records:,} {noun(self.records, 'record')}"
         if self.snapshot is not None:
             size = "" if self.snapshot.size is None else f", {approximate_size(self.snapshot.size)}"
             lines.append(f"  load    {self.snapshot} (cursor {self.snapshot.cursor}{size})")
@@ -153,14 +162,17 @@ class RestorePlan:
                 lines.append(f"  missing no record is left. {KEEPING}")
         else:
             lines.append("  load    nothing: fold from the start")
-        records = noun(self.records, "record")
-        lines.append(f"  replay  {self.records:,} {records} from {self.read_from}")
+        if self.unsearched:
+            lines.append(
+                f"  skip    snapshots in the stream: replaying {records} is cheaper than searching them"
+            )
+        lines.append(f"  replay  {records} from {self.read_from}")
         lines.append(f"  read    about {approximate_size(self.estimated_bytes)}")
         lines += [f"  skipped {skipped.error}" for skipped in self.skipped]
         return "\n".join(lines)
 
     def steps(self) -> list[list[str]]:
-        """What is done, a step and its object each, as `str` has them line by line."""
+        """Return the lines of `str` as pairs of a step and its description."""
         return [line.split(maxsplit=1) for line in str(self).splitlines()[1:]]
 
     def _repr_html_(self) -> str:
@@ -171,14 +183,17 @@ async def make_plan(
     client: StreamClient,
     snapshots: AnySnapshots,
     backoff: Backoff | None = None,
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedSnapshot] = (),
 ) -> RestorePlan:
-    """Find the newest snapshot that the stream continues, wherever it is, except `skipped` ones."""
+    """Plan a restore of the stream of `client`, from the newest of `snapshots` that it continues.
+
+    Those in `skipped` are left out. `backoff` has the pauses between attempts.
+    """
     backoff = backoff or Backoff(attempts=3)
-    # The tail last: whatever is found before that is certainly not beyond it.
+    # Read the tail last: anything found before cannot be beyond it.
     outside = await retrying(backoff, snapshots.store.list) if snapshots.store else []
     sample, tail = await _ends(client, backoff)
-    if not sample and tail > 0:  # the first records came in between, or all are trimmed
+    if not sample and tail > 0:  # the first records arrived in between, or all are trimmed
         sample, tail = await _ends(client, backoff)
     first = sample[0].seq_num if sample else tail
     names = {skip.name for skip in skipped}
@@ -194,28 +209,32 @@ async def make_plan(
         best, read_from = inside.info, inside.began_at
     if read_from > first and tail > read_from:
         sample = await retrying(backoff, partial(client.peek, read_from, _SAMPLE))
+    unsearched = best is None and first == 0 and 0 < tail <= FIRST_STEP
+    unsearched = unsearched and snapshots.writing is not Writing.EXTERNAL
     loaded = best.size or 0 if best is not None and best.placement is Placement.EXTERNAL else 0
     estimate = loaded + _mean_size(sample) * (tail - read_from)
-    return RestorePlan(client.name, best, first, read_from, tail, estimate, tuple(skipped))
+    return RestorePlan(
+        client.name, best, first, read_from, tail, estimate, tuple(skipped), unsearched
+    )
 
 
 async def _ends(client: StreamClient, backoff: Backoff) -> tuple[Sequence[StreamRecord], int]:
-    """The first records that still exist, and then the tail."""
+    """Return the first remaining records, and the tail, read in this order."""
     sample = await retrying(backoff, partial(client.peek, 0, _SAMPLE))
     return sample, (await retrying(backoff, client.check_tail)).seq_num
 
 
 def _newest_outside(
-    found: Sequence[SnapshotInfo], first: int, tail: int, skipped: set[str]
+    snapshots: Sequence[SnapshotInfo], first: int, tail: int, skipped: set[str]
 ) -> SnapshotInfo | None:
-    usable = [info for info in found if info.name not in skipped and info.cursor >= first]
+    usable = [info for info in snapshots if info.name not in skipped and info.cursor >= first]
     if usable and usable[0].cursor > tail:
         raise SnapshotAheadError(str(usable[0]), usable[0].cursor, tail)
     return usable[0] if usable else None
 
 
-def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | None:
-    """The snapshot that the stream begins with: once it is trimmed, the newest one does."""
+def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> LocatedSnapshot | None:
+    """Return the snapshot at the head of the stream: after a trim, that is the newest one."""
     form = form_of(sample[0]) if sample else None
     if form is None:
         return None
@@ -223,7 +242,7 @@ def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | Non
     try:
         frame = form.parse(record)
     except (SnapshotCorruptError, SnapshotUnsupportedError):
-        return None  # the search meets it again, and reports it
+        return None  # the replay's search meets it again and reports the error
     if frame.opening is None or frame.snapshot in skipped:
         return None
     info = SnapshotInfo(
@@ -234,11 +253,11 @@ def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> Located | Non
         frame.closing.size if frame.closing else None,
         record.timestamp,
     )
-    return Located(info, record.seq_num)
+    return LocatedSnapshot(info, record.seq_num)
 
 
 def _trim_point(record: StreamRecord) -> int | None:
-    """Where the record trims the stream to, if it is the command for that."""
+    """Return the seq_num to which a trim command trims the stream, or None for other records."""
     if len(record.headers) != 1 or tuple(record.headers[0]) != (b"", TRIM_COMMAND):
         return None
     return int.from_bytes(record.body, "big")
@@ -246,11 +265,11 @@ def _trim_point(record: StreamRecord) -> int | None:
 
 async def _at_trim(
     client: StreamClient, first: int, tail: int, skipped: set[str], backoff: Backoff
-) -> Located | None:
-    """The snapshot to which one of the last records trims the stream, if that is still to happen.
+) -> LocatedSnapshot | None:
+    """Return the snapshot to which one of the last records trims, if the trim is still pending.
 
-    The trim that goes with a snapshot takes effect some seconds later; until then it is the quick way
-    to the snapshot, however many records and bytes the stream begins with.
+    A snapshot's trim takes effect some seconds later. Until then, it is the quick way to the
+    snapshot, however many records and bytes precede it.
     """
     for count in _LAST:
         start = max(first, tail - count)

@@ -1,4 +1,4 @@
-"""Progress of a restore: passed to a callback, or drawn on a terminal. The one bar of all verbs."""
+"""Restore progress, passed to a callback or drawn on a terminal. All commands share its bar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
-#: Seconds of a restore before a bar appears: a short one shows nothing.
+#: Seconds before the bar appears: a short restore shows nothing.
 _DELAY = 1.0
 #: Seconds between two updates of the bar.
 _INTERVAL = 0.1
@@ -19,10 +19,10 @@ _WIDTH = 30
 class Progress:
     """One step of a restore."""
 
-    #: "load" of a snapshot in bytes, "replay" in records, and "done" once, at the end.
+    #: "load" for a snapshot's bytes, "replay" for records, and "done" once at the end.
     phase: str
     done: int
-    #: None when it is unknown.
+    #: None if unknown.
     total: int | None
 
 
@@ -39,7 +39,7 @@ def draw_bar(out: TextIO, label: str, done: int, total: int | None, unit: str) -
 
 
 class TerminalBar:
-    """A bar on standard error, only where that is a terminal and the restore takes long."""
+    """A bar on standard error, shown only on a terminal and only for long restores."""
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""Turns records into state: folds deltas, and loads snapshots while the state is unknown.
+"""Turns records into state: folds deltas, and loads a snapshot while the state is unknown.
 
 No I/O: records in, state out.
 """
@@ -12,19 +12,20 @@ from typing import Generic, TypeVar
 
 from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.follow.clients.client import StreamRecord
-from streamfold.follow.encoding.assembly import Assembly, PartialSnapshot
+from streamfold.follow.encoding.assembly import PartialSnapshot, SnapshotAssembly
 from streamfold.follow.encoding.codecs import Codec, check_fold, decode_state
 from streamfold.follow.encoding.record_forms import form_of, is_delta, may_be_snapshot
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 
 S = TypeVar("S")
 
-#: Characters: the name is a header of records, and part of a description of limited length.
+#: Characters: the name goes into record headers and a description of limited length.
 FOLD_NAME_MAX = 100
 _FOLD_NAME = re.compile(rf"[\x20-\x7e]{{1,{FOLD_NAME_MAX}}}")
-#: Bytes of deltas kept while a framed snapshot is read around them. Beyond that they are dropped and
-#: read again after the snapshot, which costs time instead of memory.
+#: Bytes of deltas buffered while reading a framed snapshot interleaved with them. Beyond that they are
+#: dropped and read again after the snapshot, which costs time instead of memory.
 BUFFER_BYTES = 64 << 20
+_NO_STATE = "the fold returned None: return the state, also where it was changed in place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ class FoldSpec(Generic[S]):
 
     fold: Callable[[S, StreamRecord], S]
     initial: Callable[[], S]
-    #: The same as `fold` over many deltas at once.
+    #: Equivalent to `fold`, applied to many deltas at once.
     fold_batch: Callable[[S, Sequence[StreamRecord]], S] | None = None
-    #: Goes with every snapshot; one that a fold of another name made is refused. None = not named.
+    #: Stored in every snapshot. Snapshots made under another fold name are rejected. None = unnamed.
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -48,79 +49,86 @@ class FoldSpec(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class KnownSnapshot:
-    """A whole snapshot: its cursor, and how much came before it."""
+    """A whole snapshot: its cursor, and how many deltas and bytes preceded it."""
 
     cursor: int
     records: int
     bytes: int
-    #: Milliseconds since the Unix epoch; None when it is unknown.
+    #: Milliseconds since the Unix epoch; None if unknown.
     taken_at: int | None
 
 
 class Replay(Generic[S]):
-    """The state, and the position up to which it has everything."""
+    """The state and the position up to which it is complete."""
 
     def __init__(
-        self, folding: FoldSpec[S], codec: Codec[S], *, buffer_bytes: int = BUFFER_BYTES
+        self,
+        folding: FoldSpec[S],
+        codec: Codec[S],
+        stream: str,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self._folding = folding
+        self._stream = stream
         self._codec = codec
         self._buffer_bytes = buffer_bytes
         #: Deltas taken so far, and bytes of their bodies.
         self.records = self.bytes = 0
         self.problems: list[StreamfoldError] = []
-        self._kept: list[StreamRecord] = []
+        self._buffered: list[StreamRecord] = []
         self._kept_bytes = 0
         self._overflown = False
         self.value: S = folding.initial()
+        self._starts_as_none = self.value is None
         self.start_at(self.value, 0)
 
     @property
     def fold_name(self) -> str | None:
-        """What the fold is called in snapshots."""
+        """The fold's name in snapshots."""
         return self._folding.name
 
     @property
     def folds_batches(self) -> bool:
-        """Whether the fold takes many deltas at once."""
+        """Whether the fold can apply many deltas at once."""
         return self._folding.fold_batch is not None
 
     def fresh(self) -> S:
-        """The state before the first record."""
+        """Return the state before the first record."""
         return self._folding.initial()
 
     def start_at(self, value: S, cursor: int, taken_at: int | None = None) -> None:
-        """Begin with a state that has everything before `cursor`."""
+        """Start from a state that includes everything before `cursor`."""
         self.value = value
-        self.known = True
+        self.has_state = True
         self.position = cursor
         self.mark = KnownSnapshot(cursor, self.records, self.bytes, taken_at)
-        self.frames = Assembly(keep=False)
+        self.frames = SnapshotAssembly(keep=False)
 
     def search_from(self, position: int) -> None:
-        """Begin without a state: the first whole snapshot at or after `position` will give one."""
+        """Start without a state, and load the first whole snapshot at or after `position`."""
         self.start_at(self._folding.initial(), position)
-        self.known = False
+        self.has_state = False
         self.problems = []
-        self.frames = Assembly(keep=True)
+        self.frames = SnapshotAssembly(keep=True)
         self._forget_deltas()
 
     def is_gap(self, batch: Sequence[StreamRecord]) -> bool:
-        """Whether records between what was taken and this batch are missing."""
+        """Return whether records are missing before or within this batch."""
         first, last = batch[0].seq_num, batch[-1].seq_num
         if last - first + 1 != len(batch):
             return True
         return first != self.position and not self._is_bridged(batch[0])
 
     def absorb(self, batch: Sequence[StreamRecord]) -> None:
-        """Take a batch whole; afterwards `position` may be before its end, to be read from again."""
-        if self.known:
+        """Process a whole batch. If `position` is then before its end, read again from there."""
+        if self.has_state:
             self.apply(self.sift(batch))
         else:
             self._search(batch)
 
     def sift(self, batch: Sequence[StreamRecord]) -> Sequence[StreamRecord]:
-        """Take note of a batch that follows without a gap, and return the deltas in it."""
+        """Count a batch that follows without a gap, note its snapshots, and return its deltas."""
         self.position = batch[-1].seq_num + 1
         if any(map(may_be_snapshot, batch)):
             return self._sift_marked(batch)
@@ -131,15 +139,39 @@ class Replay(Generic[S]):
         """Fold deltas that `sift` returned."""
         if self._folding.fold_batch is not None:
             if deltas:
-                self.value = self._folding.fold_batch(self.value, deltas)
+                self.value = self._fold_together(self._folding.fold_batch, deltas)
             return
-        fold, value = self._folding.fold, self.value
-        for record in deltas:
-            value = fold(value, record)
-        self.value = value
+        self.value = self._fold(deltas)
 
     def apply_one(self, delta: StreamRecord) -> None:
-        self.value = self._folding.fold(self.value, delta)
+        self.value = self._fold((delta,))
+
+    def _fold(self, deltas: Sequence[StreamRecord]) -> S:
+        """Return the state after `deltas`. Fold errors get a note that names the record."""
+        fold, value = self._folding.fold, self.value
+        none_is_a_state = self._starts_as_none
+        try:
+            for record in deltas:
+                value = fold(value, record)
+                if value is None and not none_is_a_state:
+                    raise InvalidError(_NO_STATE)
+        except Exception as error:
+            error.add_note(f"while folding record {record.seq_num} of {self._stream}")
+            raise
+        return value
+
+    def _fold_together(
+        self, fold: Callable[[S, Sequence[StreamRecord]], S], deltas: Sequence[StreamRecord]
+    ) -> S:
+        try:
+            value = fold(self.value, deltas)
+            if value is None and not self._starts_as_none:
+                raise InvalidError(_NO_STATE)
+        except Exception as error:
+            first, last = deltas[0].seq_num, deltas[-1].seq_num
+            error.add_note(f"while folding records {first} to {last} of {self._stream}")
+            raise
+        return value
 
     def _sift_marked(self, batch: Sequence[StreamRecord]) -> list[StreamRecord]:
         deltas = []
@@ -152,7 +184,7 @@ class Replay(Generic[S]):
         return deltas
 
     def _is_bridged(self, record: StreamRecord) -> bool:
-        """Whether only the trim command is missing that a snapshot in one record came with."""
+        """Return whether the gap is only the trim command of a single-record snapshot."""
         form = form_of(record)
         if form is None:
             return False
@@ -164,11 +196,11 @@ class Replay(Generic[S]):
         return covered == self.position == record.seq_num - 1
 
     def _note(self, record: StreamRecord) -> None:
-        """Note a snapshot that this or another process wrote: the state already has all of it."""
+        """Note a snapshot from this or another process. The state already includes all of it."""
         try:
             parts = self.frames.add(record, self.records, self.bytes)
         except (SnapshotCorruptError, SnapshotUnsupportedError):
-            return  # a reader that needs it reports it; here it counts as not taken
+            return  # a reader that needs it reports the error; here it counts as not taken
         if parts is not None:
             self._remember(parts)
 
@@ -183,7 +215,7 @@ class Replay(Generic[S]):
 
     def _search(self, batch: Sequence[StreamRecord]) -> None:
         for at, record in enumerate(batch):
-            if record.seq_num != self.position:  # trimmed in between: what was begun is broken
+            if record.seq_num != self.position:  # trimmed in between: open snapshots are broken
                 self.frames.open.clear()
             self.position = record.seq_num + 1
             if is_delta(record):
@@ -197,19 +229,19 @@ class Replay(Generic[S]):
         if not self.frames.open:
             self._forget_deltas()
         elif not self._overflown:
-            self._kept.append(record)
+            self._buffered.append(record)
             self._kept_bytes += len(record.body)
             if self._kept_bytes > self._buffer_bytes:
-                self._kept.clear()
+                self._buffered.clear()
                 self._overflown = True
 
     def _forget_deltas(self) -> None:
-        self._kept = []
+        self._buffered = []
         self._kept_bytes = 0
         self._overflown = False
 
     def _found_in(self, record: StreamRecord) -> bool:
-        """Whether this record completed a snapshot, which is the state from now on."""
+        """Load the snapshot that this record completes. Returns False if it completes none."""
         try:
             parts = self.frames.add(record)
             if parts is None:
@@ -219,11 +251,11 @@ class Replay(Generic[S]):
         except (SnapshotCorruptError, SnapshotUnsupportedError) as error:
             self.problems.append(error)
             return False
-        kept, overflown, end = self._kept, self._overflown, self.position
+        buffered, overflown, end = self._buffered, self._overflown, self.position
         self.start_at(value, parts.opening.covers_before, parts.timestamp)
         self._forget_deltas()
         self.position = parts.began_at if overflown else end
-        deltas = [delta for delta in kept if delta.seq_num > parts.began_at]
+        deltas = [delta for delta in buffered if delta.seq_num > parts.began_at]
         self._count(deltas)
         self.apply(deltas)
         return True

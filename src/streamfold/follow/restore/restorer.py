@@ -1,4 +1,4 @@
-"""A restore: plan, load, replay; repeated when its snapshot or records are gone."""
+"""Restore: plan, load, replay, repeated if the snapshot or the records are gone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import time
 from functools import partial
 from typing import Generic, TypeVar
 
+from streamfold.backoff import Backoff
 from streamfold.errors import BlobNotFoundError, StreamfoldError
 from streamfold.follow.clients.client import StreamClient
-from streamfold.follow.clients.feed import SILENCE, Backoff, Feed, is_empty_from, retrying
+from streamfold.follow.clients.feed import SILENCE, Feed, is_empty_from, retrying
 from streamfold.follow.encoding.codecs import check_fold
-from streamfold.follow.encoding.container import Unpacked
+from streamfold.follow.encoding.container import UnpackedBlob
 from streamfold.follow.errors import (
     HistoryTrimmedError,
     SnapshotCorruptError,
     SnapshotUnsupportedError,
 )
-from streamfold.follow.restore.plan import RestorePlan, Skipped, make_plan
+from streamfold.follow.restore.plan import RestorePlan, SkippedSnapshot, make_plan
 from streamfold.follow.restore.progress import Progress, ProgressCallback
 from streamfold.follow.restore.replay import Replay
 from streamfold.follow.snapshots.snapshot_store import (
@@ -30,15 +31,15 @@ from streamfold.follow.snapshots.snapshot_store import (
 S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
-#: Times that a restore begins anew because the stream was trimmed under it: one that is trimmed more
-#: often than that while it is read cannot be caught up with.
+#: Rounds of a restore while the stream is trimmed underneath it: no reader can catch up with a stream
+#: that is trimmed more often than this.
 _ROUNDS = 20
-#: Records replayed, at least, before their speed is meaningful.
+#: Fewest replayed records for which a speed is meaningful.
 _MEASURABLE = 1000
 
 
 class Restorer(Generic[S]):
-    """Brings a replay to the tail."""
+    """Restores a replay's state up to the tail."""
 
     def __init__(
         self,
@@ -52,12 +53,12 @@ class Restorer(Generic[S]):
         self._replay = replay
         self._backoff = Backoff()
         self._report = report
-        self._skipped: list[Skipped] = []
+        self._skipped: list[SkippedSnapshot] = []
         #: Records per second of the last replay that was long enough to measure.
         self.speed: float | None = None
 
     async def restore(self, backoff: Backoff) -> tuple[RestorePlan, Feed]:
-        """Restore to the current tail; return the plan, and a feed that continues from there."""
+        """Restore up to the current tail. Returns the plan and a feed that continues from there."""
         self._backoff = backoff
         self._skipped.clear()
         first = 0
@@ -72,7 +73,7 @@ class Restorer(Generic[S]):
         raise HistoryTrimmedError(first, ["the stream is trimmed faster than it can be read"])
 
     async def _prepare(self, plan: RestorePlan) -> bool:
-        """Start the replay as planned; False when the snapshot proved unusable."""
+        """Start the replay as planned. Returns False if the snapshot proved unusable."""
         info, store = plan.snapshot, self._snapshots.store
         if plan.searching:
             self._replay.search_from(plan.read_from)
@@ -97,13 +98,16 @@ class Restorer(Generic[S]):
         self._replay.start_at(value, info.cursor, unpacked.description.created_at)
         return True
 
-    async def _fetch(self, store: SnapshotStore, info: SnapshotInfo) -> Unpacked:
+    async def _fetch(self, store: SnapshotStore, info: SnapshotInfo) -> UnpackedBlob:
         return await store.unpack(
             info, lambda size: self._report(Progress("load", size, info.size))
         )
 
     async def _replay_records(self, plan: RestorePlan) -> Feed | None:
-        """A feed at the tail; None when the stream was trimmed under it, or holds no snapshot."""
+        """Replay to the tail and return the feed there, or None if the restore must be planned anew.
+
+        It must if the stream was trimmed underneath, or the planned snapshot was not in it.
+        """
         feed = Feed(self._client, self._replay.position, self._backoff)
         try:
             if await self._run(feed, plan):
@@ -116,7 +120,7 @@ class Restorer(Generic[S]):
 
     async def _run(self, feed: Feed, plan: RestorePlan) -> bool:
         replay, began = self._replay, time.perf_counter()
-        while not replay.known or replay.position < plan.tail:
+        while not replay.has_state or replay.position < plan.tail:
             if replay.position >= plan.tail:
                 self._give_up(plan)
                 return False
@@ -125,7 +129,7 @@ class Restorer(Generic[S]):
                 if await is_empty_from(self._client, replay.position, self._backoff):
                     return False
                 continue
-            if replay.known and replay.is_gap(batch):
+            if replay.has_state and replay.is_gap(batch):
                 return False
             replay.absorb(batch)
             if replay.position != batch[-1].seq_num + 1:
@@ -136,9 +140,9 @@ class Restorer(Generic[S]):
         return True
 
     def _give_up(self, plan: RestorePlan) -> None:
-        """Skip the snapshot that the search did not find; fail if it looked for any snapshot."""
+        """Skip the planned snapshot that the search did not find. Raises if it searched for any."""
         for problem in self._replay.problems:
-            self._skipped.append(Skipped("in the stream", problem))
+            self._skipped.append(SkippedSnapshot("in the stream", problem))
         info = plan.snapshot
         if info is not None and info.placement is not Placement.EXTERNAL:
             error = self._replay.problems[-1] if self._replay.problems else None
@@ -150,4 +154,4 @@ class Restorer(Generic[S]):
 
     def _skip(self, name: str, error: StreamfoldError) -> None:
         logger.warning("restore continues without a snapshot: %s", error)
-        self._skipped.append(Skipped(name, error))
+        self._skipped.append(SkippedSnapshot(name, error))

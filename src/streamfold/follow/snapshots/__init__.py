@@ -1,1 +1,1 @@
-"""Snapshots of a stream: where they are kept, when one is due, and what takes them."""
+"""Stream snapshots: where they are stored, when one is due, and what takes them."""

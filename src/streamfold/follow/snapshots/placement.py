@@ -1,13 +1,14 @@
-"""Functions with which an application says where its snapshots are kept, and the one on blob stores."""
+"""Functions that choose where an application's snapshots are stored, and snapshots on blob stores."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final, TypeVar, overload
 
-from streamfold.blob import BlobMeta, BlobStore, open_blob_store
+from streamfold.blob import BlobMeta, BlobStore, location_url, open_blob_store
 from streamfold.errors import BlobExistsError, InvalidError
 from streamfold.follow.encoding.codecs import Codec, JsonCodec
 from streamfold.follow.encoding.record_forms import form_named
@@ -25,17 +26,17 @@ from streamfold.follow.snapshots.snapshot_store import (
 
 logger = logging.getLogger(__name__)
 
-#: A name with a number in it may be meant as a snapshot.
+#: A key with a digit in it may be intended as a snapshot.
 _LOOKS_LIKE_ONE: Final = re.compile(r"[0-9]")
-#: Blobs that are named in warnings, at most: ten are enough to recognise a wrong folder.
+#: Most blobs named in warnings: ten are enough to recognise a wrong folder.
 _WARNINGS_MAX: Final = 10
 S = TypeVar("S")
 
 
 class BlobSnapshots(SnapshotStore):
-    """Snapshots under `prefix` of a blob store; other blobs there are left alone.
+    """Snapshots under a blob store's `prefix`. Leaves other blobs there alone.
 
-    It reads every naming, and writes the one that it is given.
+    Reads every naming and writes the given one.
     """
 
     def __init__(self, blobs: BlobStore, prefix: str = "", naming: Naming = CONTAINER) -> None:
@@ -49,14 +50,14 @@ class BlobSnapshots(SnapshotStore):
         return self._naming
 
     async def list(self) -> list[SnapshotInfo]:
-        found = []
+        infos = []
         async for meta in self._blobs.list(self._prefix):
             info = self._info(meta)
             if info is not None:
-                found.append(info)
+                infos.append(info)
             else:
                 self._warn(meta.key.removeprefix(self._prefix))
-        return sorted(found, key=lambda info: info.cursor, reverse=True)
+        return sorted(infos, key=lambda info: info.cursor, reverse=True)
 
     def load(self, info: SnapshotInfo) -> AsyncIterator[bytes]:
         return self._blobs.stream(info.name)
@@ -83,7 +84,7 @@ class BlobSnapshots(SnapshotStore):
         return None
 
     def _warn(self, key: str) -> None:
-        """Name a blob that may be meant as a snapshot, once."""
+        """Warn once about a blob that may be intended as a snapshot."""
         if len(self._warned) == _WARNINGS_MAX or key in self._warned or "/" in key:
             return
         if _LOOKS_LIKE_ONE.search(key):
@@ -98,7 +99,7 @@ class BlobSnapshots(SnapshotStore):
 
 @overload
 def external(
-    location: str | BlobStore | SnapshotStore,
+    location: str | Path | BlobStore | SnapshotStore,
     *,
     codec: None = ...,
     prefix: str = ...,
@@ -107,7 +108,7 @@ def external(
 ) -> Snapshots[Any]: ...
 @overload
 def external(
-    location: str | BlobStore | SnapshotStore,
+    location: str | Path | BlobStore | SnapshotStore,
     *,
     codec: Codec[S],
     prefix: str = ...,
@@ -115,17 +116,18 @@ def external(
     **options: str,
 ) -> Snapshots[S]: ...
 def external(
-    location: str | BlobStore | SnapshotStore,
+    location: str | Path | BlobStore | SnapshotStore,
     *,
     codec: Codec[Any] | None = None,
     prefix: str = "",
     naming: str = "streamfold",
     **options: str,
 ) -> Snapshots[Any]:
-    """Snapshots outside the stream: at a URL (`s3://bucket/orders`, `file:///folder`), or in a store.
+    """Store snapshots outside the stream, at `location`: a folder, a URL (`s3://bucket/a`) or a store.
 
-    `naming="plain"` writes `1000.json` with nothing but the state in it; both namings are always
-    read. `options` go to `open_blob_store`. Give each stream a folder or prefix of its own.
+    `codec` turns states into bytes; by default, JSON. Keys begin with `prefix`. `naming="plain"` writes
+    `1000.json` containing only the state. Both namings are always read. `options` go to
+    `open_blob_store`. Give each stream its own folder or prefix.
     """
     return Snapshots(_codec(codec), _store(location, prefix, options, naming), Writing.EXTERNAL)
 
@@ -137,11 +139,11 @@ def in_stream(*, codec: Codec[S], shape: str = ..., trim: bool = ...) -> Snapsho
 def in_stream(
     *, codec: Codec[Any] | None = None, shape: str = "streamfold", trim: bool = True
 ) -> Snapshots[Any]:
-    """Snapshots in the stream itself: one record, or several once the state outgrows it.
+    """Store snapshots in the stream itself: one record, or several once the state outgrows it.
 
-    Taking one trims the records that it covers, unless `trim` is False; give readers the same.
-    `shape="plain"` writes the record as a JSON object, `{"type": "snapshot", "covers_before": …,
-    "state": …}`; both shapes are always read.
+    Taking a snapshot trims the records that it covers, unless `trim` is False. Give readers the same
+    `trim`. `shape="plain"` writes the record as a JSON object, `{"type": "snapshot",
+    "covers_before": …, "state": …}`. Both shapes are always read.
     """
     chosen = form_named(shape)
     return Snapshots(_codec(codec), None, Writing.IN_STREAM, chosen, trim)
@@ -149,7 +151,7 @@ def in_stream(
 
 @overload
 def auto(
-    location: str | BlobStore | SnapshotStore | None = ...,
+    location: str | Path | BlobStore | SnapshotStore | None = ...,
     *,
     codec: None = ...,
     prefix: str = ...,
@@ -160,7 +162,7 @@ def auto(
 ) -> Snapshots[Any]: ...
 @overload
 def auto(
-    location: str | BlobStore | SnapshotStore | None = ...,
+    location: str | Path | BlobStore | SnapshotStore | None = ...,
     *,
     codec: Codec[S],
     prefix: str = ...,
@@ -170,7 +172,7 @@ def auto(
     **options: str,
 ) -> Snapshots[S]: ...
 def auto(
-    location: str | BlobStore | SnapshotStore | None = None,
+    location: str | Path | BlobStore | SnapshotStore | None = None,
     *,
     codec: Codec[Any] | None = None,
     prefix: str = "",
@@ -179,7 +181,10 @@ def auto(
     trim: bool = True,
     **options: str,
 ) -> Snapshots[Any]:
-    """Snapshots in the stream while they fit one record, and then outside if a store is given."""
+    """Store snapshots in the stream while they fit one record, then at `location`, if there is one.
+
+    `shape` and `trim` are those of `in_stream`, and the rest those of `external`.
+    """
     store = None if location is None else _store(location, prefix, options, naming)
     return Snapshots(_codec(codec), store, Writing.AUTO, form_named(shape), trim)
 
@@ -189,7 +194,7 @@ def _codec(codec: Codec[Any] | None) -> Codec[Any]:
 
 
 def _store(
-    location: str | BlobStore | SnapshotStore,
+    location: str | Path | BlobStore | SnapshotStore,
     prefix: str,
     options: dict[str, str],
     naming: str = "streamfold",
@@ -199,5 +204,6 @@ def _store(
         if chosen is not location.naming:
             raise InvalidError(f"a store of snapshots has its own naming: leave out {naming!r}")
         return location
-    blobs = open_blob_store(location, **options) if isinstance(location, str) else location
-    return BlobSnapshots(blobs, prefix, chosen)
+    if isinstance(location, str | Path):
+        location = open_blob_store(location_url(location), **options)
+    return BlobSnapshots(location, prefix, chosen)

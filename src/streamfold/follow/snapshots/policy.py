@@ -1,4 +1,4 @@
-"""When a snapshot is due, and which external snapshots may go: decisions from numbers alone."""
+"""When a snapshot is due and which external snapshots to prune, decided from numbers alone."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from streamfold.wording import noun
 
 logger = logging.getLogger(__name__)
 
-#: Assumed records per second of a replay before one was measured.
+#: Replay speed in records per second assumed until one is measured.
 ASSUMED_SPEED = 50_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Limits on what a restore has to replay; None = no limit of that kind."""
+    """Limits on how much a restore has to replay; None = no such limit."""
 
     #: Deltas since the last snapshot.
     records: int | None = 10_000
-    #: Bytes of their bodies.
+    #: Bytes in the bodies of those deltas.
     bytes: int | None = 64 << 20
-    #: Seconds since the last snapshot, if anything came since.
+    #: Seconds since the last snapshot, if any delta has arrived since.
     age: float | None = None
-    #: Seconds that replaying them would take, by the speed of this reader.
+    #: Seconds that a replay of those deltas would take at this reader's speed.
     replay: float | None = 5.0
 
     def __post_init__(self) -> None:
@@ -41,18 +41,18 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class SinceSnapshot:
-    """What has come since the last snapshot."""
+    """The deltas since the last snapshot."""
 
     records: int
     bytes: int
-    #: Seconds since the last snapshot; without one, since this process started.
+    #: Seconds since the last snapshot or, without one, since this snapshot taker was created.
     age: float
-    #: Records per second of a replay, when one was measured.
+    #: Replay speed in records per second, if measured.
     speed: float | None = None
 
 
 def due(policy: Policy, since: SinceSnapshot) -> str | None:
-    """Why a snapshot should be taken now; None while it should not."""
+    """Return why a snapshot is due now, or None if none is due."""
     if since.records == 0:
         return None
     if policy.records is not None and since.records >= policy.records:
@@ -68,23 +68,24 @@ def due(policy: Policy, since: SinceSnapshot) -> str | None:
 
 
 def wait_for(policy: Policy, since: SinceSnapshot) -> float | None:
-    """Seconds after which age alone makes a snapshot due; None when it never will."""
+    """Return the seconds until age alone makes a snapshot due, or None if it never will."""
     if policy.age is None or since.records == 0:
         return None
     return max(0.0, policy.age - since.age)
 
 
 def find_prunable(
-    found: Sequence[SnapshotInfo], *, keep: int | None, max_age: float | None, now: int
+    infos: Sequence[SnapshotInfo], *, keep: int | None, max_age: float | None, now: int
 ) -> list[SnapshotInfo]:
-    """Of snapshots, newest first, those beyond the first `keep`, and those older than `max_age`
-    seconds; `now` is in milliseconds.
+    """Return the snapshots beyond the newest `keep` and those older than `max_age` seconds.
+
+    `infos` are sorted newest first. `now` is in milliseconds.
     """
-    too_many = found[keep:] if keep is not None else []
+    too_many = infos[keep:] if keep is not None else []
     horizon = now - max_age * 1000 if max_age is not None else None
     return [
         info
-        for info in found
+        for info in infos
         if info in too_many or (horizon is not None and info.created_at < horizon)
     ]
 
@@ -92,15 +93,16 @@ def find_prunable(
 async def prune(
     store: SnapshotStore, *, keep: int | None = None, max_age: float | None = None, now: int
 ) -> list[SnapshotInfo]:
-    """Delete snapshots by count and age, but never the newest one that can be read; returns those.
+    """Delete all but the newest `keep` snapshots, and those older than `max_age` seconds at `now`.
 
-    It is read to verify it: without a readable one nothing is deleted.
+    `now` is in milliseconds since 1970. The newest readable snapshot stays. Returns the deleted ones.
+    Reads snapshots until one proves readable. If none does, nothing is deleted.
     """
-    found = await store.list()
-    going = find_prunable(found, keep=keep, max_age=max_age, now=now)
+    infos = await store.list()
+    going = find_prunable(infos, keep=keep, max_age=max_age, now=now)
     if not going:
         return []
-    treasure = await _newest_whole(store, found)
+    treasure = await _newest_whole(store, infos)
     if treasure is None:
         return []
     going = [info for info in going if info != treasure]
@@ -109,8 +111,8 @@ async def prune(
     return going
 
 
-async def _newest_whole(store: SnapshotStore, found: Sequence[SnapshotInfo]) -> SnapshotInfo | None:
-    for info in found:
+async def _newest_whole(store: SnapshotStore, infos: Sequence[SnapshotInfo]) -> SnapshotInfo | None:
+    for info in infos:
         try:
             await store.unpack(info)
         except (SnapshotCorruptError, SnapshotUnsupportedError, BlobNotFoundError) as error:

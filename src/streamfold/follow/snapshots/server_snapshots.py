@@ -1,4 +1,4 @@
-"""External snapshots that the server keeps beside the stream: Streamfold's own snapshot API."""
+"""External snapshots kept by the server beside the stream, through Streamfold's own snapshot API."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from streamfold.follow.snapshots.snapshot_store import Placement, SnapshotInfo, 
 from streamfold.http_client import AsyncHttp, build_request, cause_of
 from streamfold.wording import reason_of
 
-#: Bytes per piece of a snapshot that is loaded.
+#: Bytes per piece when loading a snapshot.
 _PIECE = 1 << 20
-#: Seconds without an answer after which the server counts as unreachable.
+#: Seconds without a response after which the server counts as unreachable.
 _TIMEOUT = 30.0
 _TYPE = re.compile(r"application/vnd\.streamfold\.snapshot\+([a-z0-9_-]+)")
 
@@ -42,10 +42,10 @@ class _List(msgspec.Struct):
 
 
 class ServerSnapshots(SnapshotStore):
-    """Snapshots of one stream on its Streamfold server; those that others published are left alone.
+    """One stream's snapshots on its Streamfold server. Ignores snapshots of other content types.
 
-    The server keeps the newest sixteen, drops those that the stream was trimmed beyond, and
-    allows no deletion, so that there is nothing to prune.
+    The server keeps the newest sixteen and drops those that the stream was trimmed beyond. It offers
+    no deletion, so there is nothing to prune.
     """
 
     prunable = False
@@ -65,15 +65,15 @@ class ServerSnapshots(SnapshotStore):
         status, body = await self._call("GET", "/snapshots")
         if status != 200:
             raise _error_of_read(status, body)
-        found = []
+        infos = []
         for item in msgspec.json.decode(body, type=_List).snapshots:
             if match := _TYPE.fullmatch(item.content_type):
                 placement, cursor = Placement.EXTERNAL, int(item.offset)
                 size, created_at = item.size_bytes, item.created_at
-                found.append(
+                infos.append(
                     SnapshotInfo(placement, item.offset, cursor, match[1], size, created_at)
                 )
-        return found
+        return infos
 
     async def load(self, info: SnapshotInfo) -> AsyncIterator[bytes]:
         request = self._request("GET", f"/snapshot/{info.cursor}")
@@ -92,7 +92,7 @@ class ServerSnapshots(SnapshotStore):
         status, body = await self._call("PUT", f"/snapshot/{cursor}", blob, kind)
         if status == 204:
             return True
-        # Refused: there is one at this cursor or a newer one, or the stream was trimmed beyond it.
+        # Rejected: this or a newer cursor has a snapshot, or the stream was trimmed beyond it.
         if status == 410 or (status == 409 and await self._covers(cursor)):
             return False
         raise _error_from_response(status, body)
@@ -157,7 +157,7 @@ def _error_from_response(status: int, body: bytes) -> StreamfoldError:
 
 
 def _error_of_read(status: int, body: bytes) -> StreamfoldError:
-    """The same for a request that changes nothing: it may be repeated."""
+    """Return the error for a read. Reads change nothing, so one of unknown outcome can be retried."""
     error = _error_from_response(status, body)
     if isinstance(error, BlobOutcomeUnknownError):
         return BlobUnavailableError(error.message)

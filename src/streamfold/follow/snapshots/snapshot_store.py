@@ -1,11 +1,11 @@
-"""Where snapshots are kept: outside the stream behind a seam, under names, or in the stream.
+"""Where snapshots are stored: in named blobs of a snapshot store, or in the stream.
 
 | naming | key below the prefix | content |
 |---|---|---|
 | `streamfold` | cursor in 20 digits, dot, codec | see `container.py`: a description and the state |
 | `plain` | cursor, dot, codec: `1000.json` | the state alone, for programs without this library |
 
-Readers know both. A naming of your own is a class below and a line in `NAMINGS`.
+Readers understand both. To add a naming, write a class below and add it to `NAMINGS`.
 """
 
 from __future__ import annotations
@@ -18,51 +18,52 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from streamfold.backoff import Backoff
 from streamfold.errors import InvalidError
 from streamfold.follow.clients.client import StreamClient
-from streamfold.follow.clients.feed import Backoff, Feed
+from streamfold.follow.clients.feed import Feed
 from streamfold.follow.encoding import container
-from streamfold.follow.encoding.assembly import Assembly, PartialSnapshot
+from streamfold.follow.encoding.assembly import PartialSnapshot, SnapshotAssembly
 from streamfold.follow.encoding.codecs import Codec
-from streamfold.follow.encoding.container import Description, Unpacked
+from streamfold.follow.encoding.container import Description, UnpackedBlob
 from streamfold.follow.encoding.record_forms import HEADERS, RecordForm, form_of
 from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedError
 
-#: Digits of a cursor: as many as a 64-bit number has, so that keys sort as numbers do.
+#: Digits of a padded cursor: as many as a 64-bit number has, so that keys sort numerically.
 _DIGITS: Final = 20
 _PADDED: Final = re.compile(rf"([0-9]{{{_DIGITS}}})\.([a-z0-9_-]+)")
 _PLAIN: Final = re.compile(rf"(0|[1-9][0-9]{{0,{_DIGITS - 2}}})\.([a-z0-9_-]+)")
-#: Names of codecs: part of keys, headers and content types, and of a description of limited length.
+#: Codec names appear in keys, headers, content types and a description of limited length.
 _CODEC_NAME: Final = re.compile(r"[a-z0-9_-]{1,40}")
 S = TypeVar("S")
 
 
 class Naming(ABC):
-    """One way of naming blobs of snapshots, and of packing them."""
+    """A scheme for naming and packing snapshot blobs."""
 
     name: str
 
     @abstractmethod
     def key(self, cursor: int, codec: str) -> str:
-        """The key of a snapshot, below the prefix."""
+        """Return a snapshot's key below the prefix."""
 
     @abstractmethod
     def parse(self, key: str) -> tuple[int, str] | None:
-        """Cursor and codec that a key names; None if it is not one of this naming."""
+        """Return the cursor and codec in a key, or None if the key does not follow this naming."""
 
     @abstractmethod
     def pack(self, pieces: Iterable[bytes | memoryview], described: Description) -> bytes:
-        """The blob of a snapshot; size and digest of the description are worked out here."""
+        """Return a snapshot's blob, with the description's size and digest filled in."""
 
     @abstractmethod
     async def unpack(
         self, info: SnapshotInfo, blob: AsyncIterator[bytes], on_bytes: Callable[[int], None]
-    ) -> Unpacked:
-        """Read a blob to its end and check it as far as its form allows."""
+    ) -> UnpackedBlob:
+        """Read a blob to its end and verify it as far as its format allows."""
 
 
 class ContainerNaming(Naming):
-    """Streamfold's own: a damaged or misplaced blob is recognised."""
+    """Streamfold's own naming, which detects damaged and misplaced blobs."""
 
     name = "streamfold"
 
@@ -78,12 +79,12 @@ class ContainerNaming(Naming):
 
     async def unpack(
         self, info: SnapshotInfo, blob: AsyncIterator[bytes], on_bytes: Callable[[int], None]
-    ) -> Unpacked:
+    ) -> UnpackedBlob:
         return await container.unpack(info.name, blob, on_bytes)
 
 
 class PlainNaming(Naming):
-    """The state as it is, under its cursor: only the codec can detect damage."""
+    """The bare state under its cursor. Only the codec can detect damage."""
 
     name = "plain"
 
@@ -99,24 +100,24 @@ class PlainNaming(Naming):
 
     async def unpack(
         self, info: SnapshotInfo, blob: AsyncIterator[bytes], on_bytes: Callable[[int], None]
-    ) -> Unpacked:
+    ) -> UnpackedBlob:
         pieces, size = deque[bytes](), 0
         async for piece in blob:
             pieces.append(piece)
             size += len(piece)
             on_bytes(size)
         described = Description.of(info.name, info.cursor, info.codec, info.created_at)
-        return Unpacked(info.name, described, pieces)
+        return UnpackedBlob(info.name, described, pieces)
 
 
 CONTAINER: Final = ContainerNaming()
 PLAIN: Final = PlainNaming()
-#: All that readers know, and writers may choose, by name.
+#: Every naming that readers understand and writers may choose, by name.
 NAMINGS: Final[dict[str, Naming]] = {naming.name: naming for naming in (CONTAINER, PLAIN)}
 
 
 def find_naming(name: str) -> Naming:
-    """The naming that a caller names, or InvalidError with the known names."""
+    """Return the naming called `name`. Raises InvalidError, which lists the known names."""
     if name not in NAMINGS:
         raise InvalidError(f"snapshot naming {name!r} is unknown: use {' or '.join(NAMINGS)}")
     return NAMINGS[name]
@@ -132,19 +133,19 @@ class Placement(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """What is known of a snapshot without reading it."""
+    """What is known about a snapshot without reading it."""
 
     placement: Placement
-    #: Key of a blob, or id of a snapshot in the stream.
+    #: Blob key, or snapshot id if it is in the stream.
     name: str
-    #: The state has all records before it.
+    #: The state includes all records before this seq_num.
     cursor: int
     codec: str
-    #: Bytes; None while only the beginning of a framed one was looked at.
+    #: Bytes; None while only the first record of a framed snapshot has been read.
     size: int | None
     #: Milliseconds since the Unix epoch.
     created_at: int
-    #: Of an external one: how it is named and packed: one of `NAMINGS`.
+    #: How an external snapshot is named and packed: one of `NAMINGS`.
     naming: str = CONTAINER.name
 
     def __str__(self) -> str:
@@ -152,10 +153,10 @@ class SnapshotInfo:
 
 
 class SnapshotStore(ABC):
-    """Snapshots outside the stream, as blobs in the form of a `Naming`, one per cursor and codec.
+    """Snapshots outside the stream, as blobs packed by a `Naming`, one per cursor and codec.
 
-    A store raises `BlobError`s as `streamfold.blob` has them: `BlobNotFoundError`,
-    `BlobUnavailableError`, `BlobOutcomeUnknownError`.
+    A store raises the blob errors of `streamfold.blob`: `BlobNotFoundError`, `BlobUnavailableError`,
+    `BlobOutcomeUnknownError`.
     """
 
     #: Whether snapshots can be deleted.
@@ -168,7 +169,7 @@ class SnapshotStore(ABC):
 
     @abstractmethod
     async def list(self) -> list[SnapshotInfo]:
-        """All snapshots, the newest, which has the largest cursor, first."""
+        """Return all snapshots, newest (largest cursor) first."""
 
     @abstractmethod
     def load(self, info: SnapshotInfo) -> AsyncIterator[bytes]:
@@ -176,25 +177,25 @@ class SnapshotStore(ABC):
 
     @abstractmethod
     async def save(self, cursor: int, codec: str, blob: bytes) -> bool:
-        """Write the blob durably, whole or not at all, and only if this cursor has none.
+        """Write the blob durably and atomically, only if this cursor has none yet.
 
-        False means that another was first; of racing callers at most one gets True.
+        Returns False if another writer was first. Of racing callers, at most one gets True.
         """
 
     @abstractmethod
     async def delete(self, info: SnapshotInfo) -> None:
-        """Remove the snapshot; a missing one is fine."""
+        """Delete the snapshot. Succeeds if it does not exist."""
 
     async def unpack(
         self, info: SnapshotInfo, on_bytes: Callable[[int], None] = lambda _: None
-    ) -> Unpacked:
-        """Load a snapshot whole and check it; `on_bytes` is called with the bytes read so far."""
+    ) -> UnpackedBlob:
+        """Load a whole snapshot and verify it, calling `on_bytes` with the bytes read so far."""
         return await NAMINGS[info.naming].unpack(info, self.load(info), on_bytes)
 
     async def newest(self) -> SnapshotInfo | None:
-        """The snapshot with the largest cursor."""
-        found = await self.list()
-        return found[0] if found else None
+        """Return the snapshot with the largest cursor, or None if there is none."""
+        infos = await self.list()
+        return infos[0] if infos else None
 
 
 class Writing(enum.Enum):
@@ -202,24 +203,24 @@ class Writing(enum.Enum):
 
     EXTERNAL = "external"
     IN_STREAM = "in-stream"
-    #: In the stream while the state fits one record; beyond that outside, if a store is given.
+    #: In the stream while the state fits one record, then outside if there is a store.
     AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots(Generic[S]):
-    """Where to look for snapshots, and where to put them.
+    """Where to look for snapshots and where to put new ones.
 
-    Readers always know snapshots in the stream; with a `store`, they take the newest of both.
+    Readers always consider snapshots in the stream. With a `store`, they take the newest of both.
     """
 
     codec: Codec[S]
     store: SnapshotStore | None
     writing: Writing
-    #: Of new snapshots in one record of the stream.
+    #: Form of new single-record snapshots in the stream.
     form: RecordForm = HEADERS
-    #: Whether those in the stream trim the records that they cover. Without that, readers look for the
-    #: newest one from the tail backwards.
+    #: Whether snapshots in the stream trim the records that they cover. Without trimming, readers
+    #: search for the newest one from the tail backwards.
     trim: bool = True
 
     def __post_init__(self) -> None:
@@ -230,26 +231,24 @@ class Snapshots(Generic[S]):
             )
 
 
-#: For folds whose state is of any type; the codec decides what it can hold.
+#: Snapshots of states of any type; the codec decides what a state can hold.
 AnySnapshots = Snapshots[Any]
 
 
-async def list_snapshots(
-    client: StreamClient, snapshots: AnySnapshots, backoff: Backoff | None = None
-) -> list[SnapshotInfo]:
-    """All whole snapshots, the one with the largest cursor first; reads the stream to its tail."""
+async def list_snapshots(client: StreamClient, snapshots: AnySnapshots) -> list[SnapshotInfo]:
+    """Return all whole snapshots, largest cursor first. Reads the stream to its tail."""
     outside = await snapshots.store.list() if snapshots.store else []
-    inside = await list_in_stream(client, backoff or Backoff(attempts=3))
+    inside = await list_in_stream(client, Backoff(attempts=3))
     return sorted(outside + inside, key=lambda info: info.cursor, reverse=True)
 
 
 async def list_in_stream(client: StreamClient, backoff: Backoff) -> list[SnapshotInfo]:
-    """Whole snapshots that the stream still holds, in order."""
-    found: list[SnapshotInfo] = []
-    assembly = Assembly(keep=False)
+    """Return the whole snapshots still in the stream, in order."""
+    infos: list[SnapshotInfo] = []
+    assembly = SnapshotAssembly(keep=False)
     tail = (await client.check_tail()).seq_num
     if not await client.peek(0, 1):
-        return found
+        return infos
     feed = Feed(client, 0, backoff)
     try:
         while feed.position < tail:
@@ -259,12 +258,12 @@ async def list_in_stream(client: StreamClient, backoff: Backoff) -> list[Snapsho
                 try:
                     parts = assembly.add(record)
                 except (SnapshotCorruptError, SnapshotUnsupportedError):
-                    continue  # not a whole one
+                    continue  # not a whole snapshot
                 if parts is not None:
-                    found.append(_info(parts))
+                    infos.append(_info(parts))
     finally:
         await feed.close()
-    return found
+    return infos
 
 
 def _info(parts: PartialSnapshot) -> SnapshotInfo:

@@ -1,4 +1,4 @@
-"""Takes snapshots: once, or for as long as it runs; any number of them on one stream."""
+"""Snapshot takers: take one snapshot, or keep taking them. Any number may run on one stream."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from streamfold.backoff import Backoff
 from streamfold.errors import (
     BlobOutcomeUnknownError,
     InvalidError,
@@ -19,11 +20,10 @@ from streamfold.errors import (
     RetryLaterError,
 )
 from streamfold.follow.clients.client import StreamClient, StreamRecord
-from streamfold.follow.clients.feed import Backoff, retrying
+from streamfold.follow.clients.feed import retrying
 from streamfold.follow.encoding.container import Description
 from streamfold.follow.encoding.record_forms import HERE
 from streamfold.follow.encoding.stream_writer import Attempt, Piece, Sizes, StreamWriter
-from streamfold.follow.errors import SnapshotOutrunError
 from streamfold.follow.follower import Follower, as_client
 from streamfold.follow.restore.progress import ProgressCallback
 from streamfold.follow.restore.replay import FoldSpec, KnownSnapshot
@@ -33,24 +33,24 @@ from streamfold.follow.snapshots.snapshot_store import Placement, Snapshots, Sna
 S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
-#: Times that a snapshot is tried at the tail. On a stream that others append to all the time, it then
-#: goes wherever it lands.
+#: Attempts to place a snapshot at the tail. After that, on a stream that others append to all the time,
+#: it goes wherever it lands.
 _CLAIMS = 8
-#: Times that a snapshot is opened anew because others trimmed the stream under it.
+#: Attempts to write a snapshot anywhere while others keep trimming the stream underneath it.
 _ATTEMPTS = 3
-#: Seconds without a further frame after which another's framed snapshot counts as given up.
+#: Seconds without a new frame after which another taker's framed snapshot counts as abandoned.
 _ABANDONED = 30.0
-#: Seconds to wait for another snapshot taker before looking again.
+#: Seconds to wait for another snapshot taker before checking again.
 _OTHERS_PAUSE = 1.0
 
 
 class Outcome(enum.StrEnum):
-    """What became of a snapshot."""
+    """How an attempt to take a snapshot ended."""
 
     TAKEN = "taken"
-    #: A snapshot, ours or another's, covers everything already.
+    #: A snapshot, this taker's or another's, already covers everything.
     NOTHING_NEW = "nothing-new"
-    #: Another snapshot taker has just saved one at this cursor, or is about to.
+    #: Another snapshot taker has just saved a snapshot at this cursor, or is writing one.
     ANOTHERS = "anothers"
 
 
@@ -64,7 +64,7 @@ class Taken:
 
     @property
     def reason(self) -> str:
-        """Why a snapshot was taken, or why not, in a sentence."""
+        """One sentence saying why a snapshot was or was not taken."""
         match self.outcome:
             case Outcome.TAKEN:
                 return f"the state before {self.cursor} is saved"
@@ -78,16 +78,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """What is done besides taking snapshots."""
+    """Trimming, pruning and fencing by a snapshot taker."""
 
-    #: Trim the stream to the cursor of an external snapshot; for those in the stream, see `in_stream`.
+    #: Trim the stream to each external snapshot's cursor. For snapshots in the stream, see `in_stream`.
     trim: bool = False
     #: External snapshots to keep, by number and by age in seconds; None = all.
     keep: int | None = None
     max_age: float | None = None
-    #: Shown with every append.
+    #: Sent with every append.
     fencing_token: str | None = None
-    #: Set that token first, so that clients with another token are refused from then on.
+    #: Set that token first, which rejects clients with another token from then on.
     fence: bool = False
 
     def __post_init__(self) -> None:
@@ -98,12 +98,17 @@ class RetentionRules:
 
 
 class SnapshotTaker(Generic[S]):
-    """Follows a stream with a state of its own, and saves that state.
+    """Follows a stream with its own state, and saves that state as snapshots.
 
         async with SnapshotTaker(stream, fold=apply, initial=dict, snapshots=in_stream()) as taker:
             await taker.run()     # or take(), once
 
-    Several may run on one stream: at each cursor one wins, and the others notice and continue.
+    Several may run on one stream: one wins at each cursor, and the others notice and continue.
+
+    `stream`, `fold`, `initial`, `fold_batch`, `fold_name`, `progress` and `backoff` are those of
+    `follow`, and `snapshots` says where snapshots are stored. `policy` decides when `run` takes one,
+    and `keeping` which old ones are deleted and whether the stream is trimmed. `sizes` limits the
+    records of a snapshot in the stream. `on_taken` is called with each result of `run`.
     """
 
     def __init__(
@@ -150,15 +155,15 @@ class SnapshotTaker(Generic[S]):
         self._writer = StreamWriter(
             self._client, self._backoff, token, sizes, snapshots.form, trims=snapshots.trim
         )
-        #: Whether the state was too large for one record when it was last encoded.
+        #: Whether the state was too large for one record when last encoded.
         self._outgrown = False
-        #: The newest known snapshot outside the stream.
+        #: The newest known snapshot that this taker wrote or that another saved outside the stream.
         self._saved: KnownSnapshot | None = None
         self._last_id = ""
 
     @property
     def state(self) -> Follower[S]:
-        """The state that is saved."""
+        """The followed state, which snapshots save."""
         return self._follower
 
     async def __aenter__(self) -> Self:
@@ -176,7 +181,7 @@ class SnapshotTaker(Generic[S]):
         await self._follower.__aexit__(kind, error, trace)
 
     async def run(self) -> None:
-        """Take snapshots whenever the policy says so, until cancelled or fenced off."""
+        """Take a snapshot whenever the policy says so, until cancelled or fenced off."""
         failures, look_again = 0, 0.0
         while True:
             rest = max(0.0, look_again - time.monotonic())
@@ -184,28 +189,28 @@ class SnapshotTaker(Generic[S]):
             wait = rest or wait_for(self._policy, self.since())
             if reason is not None:
                 try:
-                    taken = await self.take()
+                    snapshot = await self.take()
                 except (RetryLaterError, OutcomeUnknownError) as error:
                     failures += 1
-                    await self._backoff.pause(failures, RetryLaterError(error.message))
+                    await self._backoff.wait(failures, RetryLaterError(error.message))
                     continue
                 failures = 0
-                logger.info("snapshot at %d: %s (%s)", taken.cursor, taken.outcome, reason)
-                self._on_taken(taken)
+                logger.info("snapshot at %d: %s (%s)", snapshot.cursor, snapshot.outcome, reason)
+                self._on_taken(snapshot)
                 wait = None
-                if taken.outcome is Outcome.ANOTHERS:
+                if snapshot.outcome is Outcome.ANOTHERS:
                     wait, look_again = _OTHERS_PAUSE, time.monotonic() + _OTHERS_PAUSE
             await self._follower.advance(wait)
 
     async def _reason(self) -> str | None:
-        """Why a snapshot is due, also considering those that others have saved outside."""
+        """Return why a snapshot is due, also considering those that others saved outside."""
         if due(self._policy, self.since()) is None:
             return None
         await self._look_outside()
         return due(self._policy, self.since())
 
     def since(self) -> SinceSnapshot:
-        """What has come since the newest known snapshot."""
+        """Return the deltas since the newest known snapshot."""
         replay = self._follower.replay
         mark = replay.mark
         if self._saved is not None and self._saved.cursor > mark.cursor:
@@ -219,12 +224,12 @@ class SnapshotTaker(Generic[S]):
         )
 
     async def take(self) -> Taken:
-        """Save the state as it is at the tail.
+        """Save the state at the tail.
 
-        In the stream, the first record goes to the tail, where the state ends; if others append there
-        first, the state is extended and it tries again. On a stream that is never at rest the record
-        goes to any position, and the state is extended up to there. Both work at any rate of appends
-        at which this follower keeps up.
+        A snapshot in the stream puts its first record at the tail, where the state ends. If others
+        append there first, the taker catches up and tries again. On a stream that is never idle, the
+        first record goes wherever it lands, and the state is advanced to that position. Both ways
+        work at any append rate that this follower keeps up with.
         """
         for _ in range(_CLAIMS):
             await self._follower.catch_up()
@@ -233,17 +238,22 @@ class SnapshotTaker(Generic[S]):
                 return Taken(Outcome.NOTHING_NEW, cursor)
             if self._snapshots.writing is not Writing.EXTERNAL and self._should_leave_to_another():
                 return Taken(Outcome.ANOTHERS, cursor)
-            taken = await self._write(cursor)
-            if taken is not None:
-                return taken
+            snapshot = await self._write(cursor)
+            if snapshot is not None:
+                return snapshot
         for _ in range(_ATTEMPTS):
-            taken = await self._write_anywhere()
-            if taken is not None:
-                return taken
-        raise SnapshotOutrunError(_ATTEMPTS, self._follower.cursor)
+            snapshot = await self._write_anywhere()
+            if snapshot is not None:
+                return snapshot
+        raise RetryLaterError(
+            f"others trimmed the stream during each of {_ATTEMPTS} attempts to write a snapshot, the "
+            f"last at {self._follower.cursor}: try again, or let only one snapshot taker trim the "
+            "stream",
+            code="snapshot_outrun",
+        )
 
     async def _write(self, cursor: int) -> Taken | None:
-        """Save the state where it belongs; None if the stream had moved on."""
+        """Save the state in its placement. Returns None if the tail had moved past the cursor."""
         snapshots, store = self._snapshots, self._snapshots.store
         attempt = self._attempt(cursor)
         if snapshots.writing is Writing.EXTERNAL and store is not None:
@@ -258,7 +268,7 @@ class SnapshotTaker(Generic[S]):
             if whole is not None:
                 return await self._write_record(attempt, whole)
             self._outgrown = True
-        # The claim first: encoding takes time, in which others would move the tail.
+        # Claim first: encoding takes time, during which others would move the tail.
         if not await self._writer.claim(attempt):
             return None
         return await self._write_frames(attempt)
@@ -270,9 +280,9 @@ class SnapshotTaker(Generic[S]):
         return Taken(Outcome.TAKEN, attempt.cursor, Placement.RECORD)
 
     async def _write_anywhere(self) -> Taken | None:
-        """Open a framed snapshot at any position, and save the state up to there.
+        """Open a framed snapshot at any position and save the state up to it.
 
-        None if others trimmed the stream before the state got there.
+        Returns None if others trimmed the stream before the state reached that position.
         """
         attempt = self._attempt(HERE)
         at_most = await self._writer.open_anywhere(attempt)
@@ -283,10 +293,10 @@ class SnapshotTaker(Generic[S]):
         return await self._write_frames(replace(attempt, cursor=parts.began_at))
 
     async def _write_frames(self, attempt: Attempt) -> Taken:
-        """Append the state, which ends at the cursor, after the first frame, which is stored."""
+        """Append the state up to the cursor as frames. The first frame is already stored."""
         whole, rest = self._writer.split(self._encoded())
         self._outgrown = whole is None
-        await self._follower.pause()  # or its frames would come back and hold up the next ones
+        await self._follower.pause()  # else the frames come back through it and delay the next ones
         await self._writer.write_frames(attempt, rest if whole is None else [whole])
         self._remember(attempt.cursor)
         return Taken(Outcome.TAKEN, attempt.cursor, Placement.FRAMED)
@@ -318,7 +328,7 @@ class SnapshotTaker(Generic[S]):
         return Taken(Outcome.TAKEN, attempt.cursor, Placement.EXTERNAL)
 
     async def _put(self, store: SnapshotStore, attempt: Attempt, blob: bytes) -> bool:
-        """Save it if no other has this cursor; after a lost answer, look whether it was saved."""
+        """Save the blob unless this cursor has one. After a lost response, checks if it was saved."""
         failures = 0
         while True:
             try:
@@ -327,19 +337,19 @@ class SnapshotTaker(Generic[S]):
                 )
             except BlobOutcomeUnknownError as error:
                 failures += 1
-                found = await retrying(self._backoff, store.list)
+                infos = await retrying(self._backoff, store.list)
                 if any(
-                    (info.cursor, info.codec) == (attempt.cursor, attempt.codec) for info in found
+                    (info.cursor, info.codec) == (attempt.cursor, attempt.codec) for info in infos
                 ):
                     return True
-                await self._backoff.pause(failures, RetryLaterError(error.message))
+                await self._backoff.wait(failures, RetryLaterError(error.message))
 
     async def _look_outside(self) -> None:
-        """Note a newer snapshot that another process saved outside; what came since is estimated."""
+        """Record a newer snapshot saved outside by another process, estimating the deltas since."""
         store, replay = self._snapshots.store, self._follower.replay
         newest = await retrying(self._backoff, store.newest) if store else None
-        known = self._saved.cursor if self._saved else replay.mark.cursor
-        if newest is None or newest.cursor <= known or newest.cursor > replay.position:
+        saved = self._saved.cursor if self._saved else replay.mark.cursor
+        if newest is None or newest.cursor <= saved or newest.cursor > replay.position:
             return
         since = min(replay.position - newest.cursor, replay.records)
         share = since / replay.records if replay.records else 0.0
@@ -355,7 +365,7 @@ class SnapshotTaker(Generic[S]):
         self._saved = KnownSnapshot(cursor, replay.records, replay.bytes, self._now())
 
     def _should_leave_to_another(self) -> bool:
-        """Whether another snapshot taker is writing frames just now."""
+        """Return whether another snapshot taker is writing frames right now."""
         now = self._now()
         return any(
             parts.snapshot != self._last_id and 0 <= now - parts.timestamp < _ABANDONED * 1000

@@ -196,8 +196,8 @@ def _temporal_text(column: pa.Array) -> pa.Array:
 def _within(text: pa.Array, numbers: pa.Array, first: int, last: int) -> pa.Array:
     if not len(numbers) or numbers.null_count == len(numbers):
         return text
-    found = pc.min_max(numbers).as_py()
-    if found["min"] >= first and found["max"] <= last:
+    bounds = pc.min_max(numbers).as_py()
+    if bounds["min"] >= first and bounds["max"] <= last:
         return text
     inside = pc.and_(pc.greater_equal(numbers, first), pc.less_equal(numbers, last))
     return pc.if_else(inside, text, numbers.cast(pa.string()))

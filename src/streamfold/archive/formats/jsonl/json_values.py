@@ -58,8 +58,8 @@ def decode_base64(array: pa.Array) -> pa.Array:
     plain[ends[padding[filled] == 2] - 2] = ord("A")
     decoded = np.frombuffer(base64.b64decode(plain.tobytes(), validate=True), np.uint8)
     sizes = lengths // 4 * 3
-    kept = decoded[_byte_indices(sizes - padding, sizes)]
-    column = _column(kept, sizes - padding, array, pa.binary())
+    content = decoded[_byte_indices(sizes - padding, sizes)]
+    column = _column(content, sizes - padding, array, pa.binary())
     if not encode_base64(column).equals(array):
         raise ValueError("base64 text is not in its one canonical form")
     return column
@@ -161,11 +161,11 @@ def _restored_date(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def readable_array(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
     """Decoded JSON values as a column of `readable_type(kind)`; UnreadableError names the path."""
-    found = set(map(type, values)) - {type(None)}
+    types = set(map(type, values)) - {type(None)}
     try:
         if pa.types.is_nested(kind):
-            return _readable_nested(values, kind, found, path)
-        if found <= _natural(kind):
+            return _readable_nested(values, kind, types, path)
+        if types <= _natural(kind):
             return pa.array(values, readable_type(kind))
         made = [None if value is None else _converted(value, kind) for value in values]
         return pa.array(made, readable_type(kind))
@@ -185,10 +185,10 @@ def _natural(kind: pa.DataType) -> set[type]:
 
 
 def _readable_nested(
-    values: Sequence[Any], kind: pa.DataType, found: set[type], path: str
+    values: Sequence[Any], kind: pa.DataType, types: set[type], path: str
 ) -> pa.Array:
-    if not found <= ({list} if pa.types.is_list(kind) else {dict}):
-        raise TypeError(_names(found))
+    if not types <= ({list} if pa.types.is_list(kind) else {dict}):
+        raise TypeError(_names(types))
     nulls = pa.array([value is None for value in values], pa.bool_())
     if pa.types.is_struct(kind):
         return _readable_struct([value or {} for value in values], kind, nulls, path)
@@ -208,8 +208,8 @@ def _readable_nested(
 def _readable_struct(
     values: Sequence[dict[str, Any]], kind: pa.DataType, nulls: pa.Array, path: str
 ) -> pa.Array:
-    known = {field.name for field in kind}
-    if unknown := {name for value in values for name in value if name not in known}:
+    fields = {field.name for field in kind}
+    if unknown := {name for value in values for name in value if name not in fields}:
         raise UnreadableError(f"{path}: fields {sorted(unknown)} are not in the schema")
     children = [
         readable_array([value.get(f.name) for value in values], f.type, f"{path}.{f.name}")
@@ -218,8 +218,8 @@ def _readable_struct(
     return build_struct(children, list(readable_type(kind)), nulls)
 
 
-def _names(found: set[type]) -> str:
-    return " and ".join(sorted(kind.__name__ for kind in found))
+def _names(types: set[type]) -> str:
+    return " and ".join(sorted(kind.__name__ for kind in types))
 
 
 def _converted(value: Any, kind: pa.DataType) -> Any:
@@ -260,8 +260,8 @@ def columns_of(
 ) -> pa.RecordBatch:
     """The rows under `schema`; UnreadableError when a value, or a name, is not in it."""
     if not others_ignored:
-        known = set(schema.names)
-        if unknown := {name for row in rows for name in row if name not in known}:
+        names = set(schema.names)
+        if unknown := {name for row in rows for name in row if name not in names}:
             raise UnreadableError(f"fields {sorted(unknown)} are not in the schema")
     columns = [
         readable_array([row.get(field.name) for row in rows], field.type, field.name)

@@ -29,17 +29,11 @@ from streamfold.archive.formats.admission import (
 )
 from streamfold.archive.formats.conforming import has_map, values_of
 from streamfold.archive.formats.format import (
-    Compression,
+    FileCompression,
     Format,
     FormatType,
     compress_stream,
     decompress_stream,
-)
-from streamfold.archive.formats.inference import (
-    inferred_batch,
-    inferred_changes,
-    inferred_schema,
-    selected,
 )
 from streamfold.archive.formats.jsonl.json_text import (
     begin_as_objects,
@@ -54,10 +48,14 @@ from streamfold.archive.formats.jsonl.json_values import (
     readable_field,
     restored_batch,
 )
-from streamfold.archive.formats.published_keys import (
+from streamfold.archive.formats.published_rows import (
     check_published_rows,
     check_published_size,
+    inferred_batch,
+    inferred_changes,
+    inferred_schema,
     published_key_text,
+    selected,
 )
 from streamfold.archive.schema import TableSchema
 from streamfold.undecodable import UNDECODABLE
@@ -162,7 +160,7 @@ def decode_objects(block: bytes) -> list[dict[str, Any]]:
 class JsonlFormat(Format):
     """Exact for every type, given the schema; without one, integers stay integers."""
 
-    packing: Compression = Compression.NONE
+    packing: FileCompression = FileCompression.NONE
     #: Whether Laredo's reader must tell the keys apart.
     published: bool = False
 
@@ -177,7 +175,7 @@ class JsonlFormat(Format):
         return f".jsonl{self.packing.extension}"
 
     def for_published_readers(self) -> JsonlFormat | None:
-        return replace(self, published=True) if self.packing is Compression.NONE else None
+        return replace(self, published=True) if self.packing is FileCompression.NONE else None
 
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
@@ -225,14 +223,14 @@ class JsonlFormat(Format):
         self, source: BinaryIO, schema: TableSchema | None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         if schema is None:
-            found = selected(inferred_schema(self._objects(source)), columns)
+            inferred = selected(inferred_schema(self._objects(source)), columns)
             for rows in self._objects(source):
-                yield inferred_batch(rows, found)
+                yield inferred_batch(rows, inferred)
             return
-        wanted = schema.arrow if columns is None else schema.select(columns)
-        decoder = LineDecoder(wanted, others_ignored=columns is not None)
+        arrow = schema.arrow if columns is None else schema.select(columns)
+        decoder = LineDecoder(arrow, others_ignored=columns is not None)
         for block in self._blocks(source):
-            yield from verified_rows(decoder.decode(block), wanted)
+            yield from verified_rows(decoder.decode(block), arrow)
 
     def read_changes(
         self, source: BinaryIO, schema: TableSchema | None
@@ -264,6 +262,6 @@ JSONL = FormatType(
     id="jsonl",
     summary="a JSON object per line",
     open=JsonlFormat,
-    compressions=tuple(Compression),
+    compressions=tuple(FileCompression),
     read_cost=30,
 )

@@ -1,4 +1,4 @@
-"""Length-delimited messages: frames with a checksum, and blocks cut between messages.
+"""Length-delimited messages, and frames with a checksum.
 
 A file that is cut, even between two frames, lacks its end; one that is changed anywhere fails its
 checksum, or is no longer a sequence of frames.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from streamfold.archive.errors import ArtifactCorruptError
-from streamfold.archive.formats.admission import Limits
+from streamfold.archive.formats.admission import PieceLimits
 from streamfold.errors import MalformedError
 from streamfold.records.protobuf import DELIMITED, VARINT, VARINT_MAX, fields, read_varint, varint
 
@@ -26,7 +26,7 @@ FRAME_BYTES_MAX = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ContentFrame:
     """The bytes of a content message, by its field number in Frame."""
 
     number: int
@@ -41,7 +41,7 @@ def write_frame(sink: BinaryIO, number: int, content: bytes) -> None:
     sink.write(tail)
 
 
-def read_frames(source: BinaryIO) -> Iterator[Frame]:
+def read_frames(source: BinaryIO) -> Iterator[ContentFrame]:
     """Every frame up to the end frame, checked; ArtifactCorruptError for anything else."""
     while True:
         try:
@@ -80,7 +80,7 @@ def _read_size(source: BinaryIO) -> int:
     return read_varint(digits, 0, len(digits))[0]
 
 
-def _parsed(message: bytes) -> Frame:
+def _parsed(message: bytes) -> ContentFrame:
     content: tuple[int, bytes] | None = None
     checksum = 0  # proto3 leaves a zero out
     for tag, value, after in fields(message, 0, len(message)):
@@ -94,77 +94,24 @@ def _parsed(message: bytes) -> Frame:
         raise MalformedError("a frame without content")
     if zlib.crc32(content[1]) != checksum:
         raise MalformedError("the checksum does not match: the bytes were changed")
-    return Frame(*content)
+    return ContentFrame(*content)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One or more whole messages, and where each begins and ends."""
-
-    data: bytes
-    starts: list[int]
-    ends: list[int]
-
-    def messages(self, most: int) -> Iterator[list[bytes]]:
-        """Yield the messages, so many at once at most."""
-        for first in range(0, len(self.starts), most):
-            bounds = zip(
-                self.starts[first : first + most], self.ends[first : first + most], strict=True
-            )
-            yield [self.data[start:end] for start, end in bounds]
-
-
-def read_blocks(source: BinaryIO, limits: Limits) -> Iterator[Block]:
-    """Yield all messages, in blocks of about `limits.size` bytes or of one message."""
-    rest, wanted = b"", limits.size
-    while more := source.read(wanted):
-        block, lacking = _cut(rest + more)
-        if block.starts:
-            yield block
-        rest = block.data[block.ends[-1] if block.ends else 0 :]
-        wanted = max(limits.size, lacking)
-    if rest:
-        raise ArtifactCorruptError(f"a message cannot be read: {_cut_off(rest)}")
-
-
-def _cut(data: bytes) -> tuple[Block, int]:
-    """Return the whole messages, and how many bytes the last one lacks as far as is known."""
-    starts: list[int] = []
-    ends: list[int] = []
-    at, limit = 0, len(data)
-    while at < limit:
-        size, start = data[at], at + 1
-        if size >= 0x80 and start < limit and data[start] < 0x80:  # as most lengths are
-            size, start = size & 0x7F | data[start] << 7, start + 1
-        elif size >= 0x80:
-            if (found := _length(data, at)) is None:
-                break
-            size, start = found
-        if start + size > limit:
-            return Block(data, starts, ends), start + size - limit
-        starts.append(start)
-        ends.append(start + size)
-        at = start + size
-    return Block(data, starts, ends), 0
-
-
-def _length(data: bytes, at: int) -> tuple[int, int] | None:
-    """Return a length and the offset after it; None if more bytes are needed."""
-    try:
-        size, start = read_varint(data, at, len(data))
-    except MalformedError as error:
-        if len(data) - at < VARINT_MAX:
-            return None
-        raise ArtifactCorruptError(f"a message cannot be read: {error}") from None
-    if size > FRAME_BYTES_MAX:
-        raise ArtifactCorruptError(
-            f"a message cannot be read: it announces {size} bytes, more than {FRAME_BYTES_MAX}"
-        )
-    return size, start
-
-
-def _cut_off(rest: bytes) -> str:
-    found = _length(rest, 0)
-    if found is None:
-        return "its length is cut off"
-    return f"it announces {found[0]} bytes, {len(rest) - found[1]} are left"
+def read_groups(source: BinaryIO, limits: PieceLimits) -> Iterator[list[bytes]]:
+    """Yield all messages in groups within the limits, or of one message."""
+    group: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            message = read_message(source)
+        except EOFError:
+            break
+        except MalformedError as error:
+            raise ArtifactCorruptError(f"a message cannot be read: {error}") from None
+        group.append(message)
+        size += len(message)
+        if len(group) >= limits.rows or size >= limits.size:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -4,6 +4,9 @@ Length-delimited SnapshotRow and DiffChange with google.protobuf.Struct inside. 
 every value reads back exactly; without it there are doubles and text. `protobuf-typed` has real
 types.
 
+Struct knows null, bool, double, text, lists and objects. Values that a double cannot hold exactly are
+text: integers beyond 2^53 in digits, as in protobuf's own JSON mapping, the others as in JSON Lines.
+
 The messages, of package laredo.snapshotter.v1, are built at run time:
 
     message SnapshotRow { google.protobuf.Struct row = 1; }
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
@@ -24,44 +28,54 @@ from google.protobuf.message import DecodeError
 
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.admission import (
-    Limits,
+    PieceLimits,
     admitted_changes,
     admitted_rows,
     published_schema,
     verified_changes,
     verified_rows,
 )
-from streamfold.archive.formats.conforming import values_of
+from streamfold.archive.formats.conforming import (
+    as_list,
+    build_list,
+    list_lengths,
+    nulls_of,
+    struct_children,
+    values_of,
+)
 from streamfold.archive.formats.format import Format, FormatType
-from streamfold.archive.formats.inference import (
+from streamfold.archive.formats.jsonl.json_text import key_text, plain_text
+from streamfold.archive.formats.jsonl.json_values import EXACT_IN_DOUBLE, columns_of
+from streamfold.archive.formats.protobuf.frames import read_groups
+from streamfold.archive.formats.published_rows import (
+    check_published_rows,
+    check_published_size,
     inferred_batch,
     inferred_changes,
     inferred_schema,
+    published_key_text,
     selected,
 )
-from streamfold.archive.formats.jsonl.json_text import key_text
-from streamfold.archive.formats.jsonl.json_values import columns_of
-from streamfold.archive.formats.protobuf.frames import read_blocks
-from streamfold.archive.formats.protobuf.structs import (
-    IrregularError,
-    join,
-    read_in_step,
-    sized,
-    struct_message,
-)
-from streamfold.archive.formats.published_keys import (
-    check_published_rows,
-    check_published_size,
-    published_key_text,
-)
 from streamfold.archive.schema import TableSchema
+from streamfold.records.protobuf import varint
 
+# Tags of google.protobuf.Value, and of the messages around it.
+_NULL = b"\x08\x00"
+_NUMBER, _STRING, _TRUE, _FALSE, _STRUCT, _LIST = (
+    b"\x11",
+    b"\x1a",
+    b"\x20\x01",
+    b"\x20\x00",
+    b"\x2a",
+    b"\x32",
+)
+_FIRST, _SECOND = b"\x0a", b"\x12"
 _PACKAGE = "laredo.snapshotter.v1"
-_STRUCT = ".google.protobuf.Struct"
+_STRUCT_TYPE = ".google.protobuf.Struct"
 #: Bytes of a message that Laredo's reader does not take any more: the default of its library is 4 MiB.
 PUBLISHED_MESSAGE_MAX = 4 << 20
 #: Messages that become one batch: Python values take far more room than the columns they become.
-MESSAGES_AT_ONCE = Limits(rows=8192, size=4 << 20)
+MESSAGES_AT_ONCE = PieceLimits(rows=8192, size=4 << 20)
 
 
 def _messages() -> tuple[Any, Any]:
@@ -71,9 +85,13 @@ def _messages() -> tuple[Any, Any]:
         syntax="proto3",
         dependency=["google/protobuf/struct.proto"],
     )
-    _declare(file.message_type.add(name="SnapshotRow"), row=_STRUCT)
+    _declare(file.message_type.add(name="SnapshotRow"), row=_STRUCT_TYPE)
     _declare(
-        file.message_type.add(name="DiffChange"), action=None, key=None, old=_STRUCT, new=_STRUCT
+        file.message_type.add(name="DiffChange"),
+        action=None,
+        key=None,
+        old=_STRUCT_TYPE,
+        new=_STRUCT_TYPE,
     )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
@@ -107,13 +125,13 @@ def read_row(message: bytes) -> dict[str, Any]:
 def read_change(message: bytes) -> dict[str, Any]:
     """A change as `action, key, old, new`, without absent fields."""
     change = _parsed(DiffChange, message)
-    found: dict[str, Any] = {"action": change.action}
+    fields: dict[str, Any] = {"action": change.action}
     if change.key:
-        found["key"] = change.key
+        fields["key"] = change.key
     for name in ("old", "new"):
         if change.HasField(name):
-            found[name] = struct_values(getattr(change, name))
-    return found
+            fields[name] = struct_values(getattr(change, name))
+    return fields
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
@@ -133,10 +151,10 @@ def _value(value: Any) -> Any:
     kind = value.WhichOneof("kind")
     if kind is None or kind == "null_value":
         return None
-    found = getattr(value, kind)
+    content = getattr(value, kind)
     if kind == "struct_value":
-        return struct_values(found)
-    return [_value(item) for item in found.values] if kind == "list_value" else found
+        return struct_values(content)
+    return [_value(item) for item in content.values] if kind == "list_value" else content
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +180,7 @@ class ProtobufFormat(Format):
     def _row_message(self, schema: TableSchema, rows: pa.RecordBatch) -> pa.Array:
         if self.published:
             check_published_rows(schema, rows, exact=True)
-        return join(b"\x0a", sized(struct_message(list(schema.arrow), rows.columns)))
+        return _join(b"\x0a", _sized(_struct_message(list(schema.arrow), rows.columns)))
 
     def write_changes(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
@@ -174,21 +192,21 @@ class ProtobufFormat(Format):
         text = published_key_text(key, exact=True) if self.published else key_text(key)
         parts = [
             b"\x0a",
-            sized(changes["action"].cast(pa.binary())),
+            _sized(changes["action"].cast(pa.binary())),
             _optional(b"\x12", text.cast(pa.binary())),
         ]
         for tag, name in ((b"\x1a", "before"), (b"\x22", "after")):
             image = changes[name]
-            content = struct_message(list(image.type), image.flatten())
+            content = _struct_message(list(image.type), image.flatten())
             parts.append(_optional(tag, pc.if_else(image.is_valid(), content, None)))
-        return join(*parts)
+        return _join(*parts)
 
     def _write(self, sink: BinaryIO, messages: Iterable[pa.Array]) -> int:
         count = 0
         for column in messages:
             if self.published:
                 check_published_size(column, PUBLISHED_MESSAGE_MAX, self.id)
-            sink.write(values_of(sized(column))[0].data)
+            sink.write(values_of(_sized(column))[0].data)
             count += len(column)
         return count
 
@@ -196,13 +214,15 @@ class ProtobufFormat(Format):
         self, source: BinaryIO, schema: TableSchema | None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         if schema is None:
-            found = selected(inferred_schema(_objects(source, read_row)), columns)
+            inferred = selected(inferred_schema(_objects(source, read_row)), columns)
             for rows in _objects(source, read_row):
-                yield inferred_batch(rows, found)
+                yield inferred_batch(rows, inferred)
             return
-        wanted = schema.arrow if columns is None else schema.select(columns)
-        for batch in _rows(source, wanted, columns is not None):
-            yield from verified_rows(batch, wanted)
+        arrow = schema.arrow if columns is None else schema.select(columns)
+        count = 0
+        for rows in _objects(source, read_row):
+            yield from verified_rows(_typed(rows, arrow, columns is not None, count), arrow)
+            count += len(rows)
 
     def read_changes(
         self, source: BinaryIO, schema: TableSchema | None
@@ -217,33 +237,15 @@ class ProtobufFormat(Format):
 
 
 def _optional(tag: bytes, content: pa.Array) -> pa.Array:
-    return pc.fill_null(join(tag, sized(content)), b"")
+    return pc.fill_null(_join(tag, _sized(content)), b"")
 
 
 def _objects(
     source: BinaryIO, read: Callable[[bytes], dict[str, Any]]
 ) -> Iterator[list[dict[str, Any]]]:
     source.seek(0)
-    for block in read_blocks(source, MESSAGES_AT_ONCE):
-        for messages in block.messages(MESSAGES_AT_ONCE.rows):
-            yield [read(message) for message in messages]
-
-
-def _rows(source: BinaryIO, schema: pa.Schema, others_ignored: bool) -> Iterator[pa.RecordBatch]:
-    """Read regular rows in step, and all others value by value."""
-    source.seek(0)
-    count = 0
-    for block in read_blocks(source, MESSAGES_AT_ONCE):
-        try:
-            alike = read_in_step(block, schema, others_ignored)
-        except (IrregularError, pa.ArrowInvalid, ValueError):
-            for messages in block.messages(MESSAGES_AT_ONCE.rows):
-                rows = [read_row(message) for message in messages]
-                yield _typed(rows, schema, others_ignored, count)
-                count += len(rows)
-        else:
-            yield alike
-            count += len(alike)
+    for messages in read_groups(source, MESSAGES_AT_ONCE):
+        yield [read(message) for message in messages]
 
 
 def _typed(
@@ -254,6 +256,86 @@ def _typed(
         return columns_of(rows, schema, others_ignored)
     except (pa.ArrowInvalid, ValueError) as error:
         raise ArtifactCorruptError(f"after message {count}: {error}") from None
+
+
+def _join(*parts: bytes | pa.Array) -> pa.Array:
+    """The parts of each row put together; null where a part is null."""
+    return pc.binary_join_element_wise(*parts, b"")
+
+
+def _sized(content: pa.Array) -> pa.Array:
+    """Every value with its length as a varint before it."""
+    lengths = pc.fill_null(pc.binary_length(content), 0).to_numpy(zero_copy_only=False)
+    distinct, which = np.unique(lengths, return_inverse=True)
+    sizes = pa.array([varint(int(length)) for length in distinct], pa.binary())
+    return _join(sizes.take(pa.array(which)), content)
+
+
+def _struct_message(fields: Sequence[pa.Field], columns: Sequence[pa.Array]) -> pa.Array:
+    """A serialized Struct for every row, fields in the order of the schema."""
+    entries: list[bytes | pa.Array] = []
+    for field, column in zip(fields, columns, strict=True):
+        name = field.name.encode()
+        head = _FIRST + varint(len(name)) + name + _SECOND
+        entries += [_FIRST, _sized(_join(head, _sized(_value_message(column))))]
+    return _join(*entries)
+
+
+def _value_message(column: pa.Array) -> pa.Array:
+    """A serialized Value for every row."""
+    message = _present_value(column)
+    return pc.fill_null(message, _NULL) if message.null_count else message
+
+
+def _present_value(column: pa.Array) -> pa.Array:
+    """A serialized Value for every row, null where the column is."""
+    kind, types = column.type, pa.types
+    if types.is_struct(kind):
+        content = _struct_message(list(kind), struct_children(column))
+        return _join(_STRUCT, _sized(pc.if_else(column.is_valid(), content, None)))
+    if types.is_list(kind) or types.is_map(kind):
+        return _list_message(column)
+    if types.is_boolean(kind):
+        return pc.if_else(column, _TRUE, _FALSE)
+    if types.is_floating(kind):
+        return _number(column.cast(pa.float64()))
+    if types.is_integer(kind):
+        return _integer(column)
+    return _text(plain_text(column)[0])
+
+
+def _list_message(column: pa.Array) -> pa.Array:
+    lists = as_list(column)
+    values = lists.flatten()
+    if pa.types.is_map(column.type):
+        keys, items = values.field(0).cast(pa.binary()), values.field(1)
+        entry = _join(_FIRST, _sized(keys), _SECOND, _sized(_value_message(items)))
+        tag, parts = _STRUCT, _join(_FIRST, _sized(entry))
+    else:
+        tag, parts = _LIST, _join(_FIRST, _sized(_value_message(values)))
+    grouped = build_list(list_lengths(lists), parts, pa.list_(pa.binary()), nulls_of(column))
+    return _join(tag, _sized(pc.binary_join(grouped, b"")))
+
+
+def _number(doubles: pa.Array) -> pa.Array:
+    raw = pa.Array.from_buffers(pa.binary(8), len(doubles), doubles.buffers(), -1, doubles.offset)
+    return _join(_NUMBER, raw.cast(pa.binary()))
+
+
+def _text(text: pa.Array) -> pa.Array:
+    return _join(_STRING, _sized(text.cast(pa.binary())))
+
+
+def _integer(column: pa.Array) -> pa.Array:
+    numbers = _number(column.cast(pa.float64(), safe=False))
+    if column.type.bit_width < 64:
+        return numbers
+    exact = pc.less_equal(column, pa.scalar(EXACT_IN_DOUBLE, column.type))
+    if pa.types.is_signed_integer(column.type):
+        exact = pc.and_(exact, pc.greater_equal(column, pa.scalar(-EXACT_IN_DOUBLE, column.type)))
+    if pc.all(exact).as_py() is not False:
+        return numbers
+    return pc.if_else(exact, numbers, _text(column.cast(pa.string())))
 
 
 PROTOBUF = FormatType(

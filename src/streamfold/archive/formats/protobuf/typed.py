@@ -40,7 +40,7 @@ from streamfold.archive.formats.protobuf.frames import (
     BATCH,
     END,
     HEADER,
-    Frame,
+    ContentFrame,
     read_frames,
     write_frame,
 )
@@ -141,21 +141,21 @@ def _fixed(column: pa.Array, valid: Mask | None) -> npt.NDArray[Any]:
 class ColumnMessage:
     """The fields of one Column message, found but not yet turned into values."""
 
-    __slots__ = ("_found", "_raw", "children")
+    __slots__ = ("_raw", "_spans", "children")
 
     def __init__(self, raw: bytes, start: int, end: int) -> None:
         self._raw = raw
-        self._found: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
         self.children: list[tuple[int, int]] = []
         for tag, at, after in fields(raw, start, end):
             if tag == CHILDREN << 3 | DELIMITED:
                 self.children.append((at, after))
             elif tag & 7 == DELIMITED:
-                self._found[tag >> 3] = (at, after)
+                self._spans[tag >> 3] = (at, after)
 
     def array(self, number: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
         """A packed field of exactly so many values."""
-        at, after = self._found.get(number, (0, 0))
+        at, after = self._spans.get(number, (0, 0))
         if after - at != count * dtype.itemsize:
             raise MalformedError(
                 f"field {number} of a column has {after - at} bytes, {count} values of "
@@ -164,11 +164,11 @@ class ColumnMessage:
         return np.frombuffer(self._raw, dtype, count, at) if count else np.empty(0, dtype)
 
     def data(self) -> pa.Buffer:
-        at, after = self._found.get(DATA, (0, 0))
+        at, after = self._spans.get(DATA, (0, 0))
         return pa.py_buffer(self._raw).slice(at, after - at)
 
     def validity(self, rows: int) -> pa.Buffer | None:
-        if VALIDITY not in self._found:
+        if VALIDITY not in self._spans:
             return None
         return pa.py_buffer(self.array(VALIDITY, np.dtype("u1"), -(-rows // 8)))
 
@@ -259,13 +259,13 @@ class TypedProtobufFormat(Format):
         self, source: BinaryIO, schema: TableSchema | None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         stored, frames = _opened(source, ROWS)
-        known = schema or stored
-        wanted = known.arrow if columns is None else known.select(columns)
-        names = [name for name in wanted.names if name in stored.names]
+        declared = schema or stored
+        arrow = declared.arrow if columns is None else declared.select(columns)
+        names = [name for name in arrow.names if name in stored.names]
         if columns is None:
             names = stored.names
         for batch in _batches(frames, stored.arrow, names):
-            yield from verified_rows(batch, wanted)
+            yield from verified_rows(batch, arrow)
 
     def read_changes(
         self, source: BinaryIO, schema: TableSchema | None
@@ -299,7 +299,7 @@ def _number(value: int) -> bytes:
     return varint(1 << 3 | VARINT) + varint(value)
 
 
-def _opened(source: BinaryIO, kind: str) -> tuple[TableSchema, Iterator[Frame]]:
+def _opened(source: BinaryIO, kind: str) -> tuple[TableSchema, Iterator[ContentFrame]]:
     """The schema that the file says it has, and the frames after its header."""
     source.seek(0)
     frames = read_frames(source)
@@ -327,7 +327,7 @@ def _schema_of(header: bytes, kind: str) -> TableSchema:
 
 
 def _batches(
-    frames: Iterator[Frame], schema: pa.Schema, names: Sequence[str]
+    frames: Iterator[ContentFrame], schema: pa.Schema, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Only the named columns are decoded; the end frame must have their count."""
     count = 0
@@ -349,7 +349,7 @@ def _batches(
         count += rows
 
 
-def _batch_of(frame: Frame) -> tuple[int, list[tuple[int, int]]]:
+def _batch_of(frame: ContentFrame) -> tuple[int, list[tuple[int, int]]]:
     """The number of rows, and the extents of the columns, which an end frame lacks."""
     if frame.number == HEADER:
         raise MalformedError("a second header")
@@ -370,9 +370,9 @@ def _decoded_batch(
     rows: int,
 ) -> pa.RecordBatch:
     # A batch needs a column to know its rows, even if a newer schema has none of them.
-    wanted = pa.schema([schema.field(name) for name in names or schema.names[:1]])
-    columns = [decode_column(raw, spans[field.name], field.type, rows) for field in wanted]
-    return pa.RecordBatch.from_arrays(columns, schema=wanted).select(list(names))
+    stored = pa.schema([schema.field(name) for name in names or schema.names[:1]])
+    columns = [decode_column(raw, spans[field.name], field.type, rows) for field in stored]
+    return pa.RecordBatch.from_arrays(columns, schema=stored).select(list(names))
 
 
 TYPED_PROTOBUF = FormatType(

@@ -1,4 +1,4 @@
-"""Keys and rows as Laredo's reader needs them, besides the encoding of a file.
+"""Keys and rows as Laredo's reader needs them, and types for files without a schema.
 
 It keeps rows by the text of their keys: `%v` of Go for one key field, `[a b]` for several. It makes the
 text of a base's rows itself, from values as its decoders give them, and takes that of changes from the
@@ -8,15 +8,17 @@ there. Keys of which two could have the same text are refused: one row would rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.conforming import struct_children
 from streamfold.archive.formats.jsonl.json_text import join, plain_text
 from streamfold.archive.formats.jsonl.json_values import EXACT_IN_DOUBLE
-from streamfold.archive.schema import TableSchema
+from streamfold.archive.schema import ACTIONS, TableSchema
 from streamfold.errors import InvalidError
 
 #: Digits of the longest integers that Go prints without an exponent.
@@ -67,9 +69,9 @@ def _check_keys(fields: Sequence[pa.Field], columns: Sequence[pa.Array], exact: 
             _refuse(field, beyond, "an integer beyond 2^53 in JSON Lines", way)
 
 
-def _refuse(field: pa.Field, found: pa.Array, what: str, way_out: str) -> None:
-    if len(found):
-        value = str(found[0].as_py())[:_SHOWN]
+def _refuse(field: pa.Field, values: pa.Array, what: str, way_out: str) -> None:
+    if len(values):
+        value = str(values[0].as_py())[:_SHOWN]
         raise InvalidError(
             f"key field {field.name!r} holds {value!r}: Laredo's reader may take {what} for another "
             f"key; {way_out}"
@@ -107,3 +109,96 @@ def _printed(column: pa.Array) -> pa.Array:
     # Beyond 2^53 the format has the digits as text.
     is_long = pc.and_(pc.greater(lengths, _PLAIN_DIGITS), _fits_double(column))
     return pc.if_else(is_long, long, text)
+
+
+def inferred_schema(blocks: Iterable[Sequence[dict[str, Any]]]) -> pa.Schema:
+    """The columns of all rows, in the order in which they are first seen.
+
+    Integers stay integers as long as 64 bits hold them; a column that mixes them with other numbers is
+    a double. Types are not guessed from text: dates and numbers in strings stay strings.
+    """
+    schema = pa.schema([])
+    for rows in blocks:
+        try:
+            block_schema = pa.Table.from_pylist([_merged_names(rows), *rows]).schema
+            schema = pa.unify_schemas([schema, block_schema], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise ArtifactCorruptError(
+                f"no type fits all values of a column, read it with a schema: {error}"
+            ) from None
+    return pa.schema([pa.field(f.name, _without_null(f.type)) for f in schema])
+
+
+def _merged_names(rows: Sequence[dict[str, Any]]) -> dict[str, None]:
+    """A row of nulls with every name: Arrow looks for columns in the first row only."""
+    return dict.fromkeys(name for row in rows for name in row)
+
+
+def _without_null(kind: pa.DataType) -> pa.DataType:
+    """Columns that hold only nulls become strings."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_without_null(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _without_null(f.type)) for f in kind])
+    return kind
+
+
+def inferred_batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), schema=schema)
+
+
+def selected(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """These columns of an inferred schema, in the order asked for."""
+    if columns is None:
+        return schema
+    if not columns or any(name not in schema.names for name in columns):
+        raise InvalidError(
+            f"columns {list(columns)} are not all there: name some of {schema.names}"
+        )
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def inferred_changes(
+    objects: Callable[[], Iterable[list[dict[str, Any]]]],
+) -> Iterator[pa.RecordBatch]:
+    """Published changes `action, key, old, new`; `objects` is called twice, as the file is read twice.
+
+    Types must be known for the whole file before the first change is yielded.
+    """
+
+    def changes() -> Iterator[list[dict[str, Any]]]:
+        for rows in objects():
+            yield [foreign_change(row) for row in rows]
+
+    images = ([r[n] for r in rows for n in ("before", "after") if r[n]] for rows in changes())
+    schema = foreign_changes_schema(inferred_schema(images))
+    for rows in changes():
+        yield inferred_batch(rows, schema)
+
+
+def foreign_change(row: dict[str, Any]) -> dict[str, Any]:
+    """A change as written, without a schema: the key is the published text."""
+    action, key = row.get("action"), row.get("key")
+    before, after = row.get("old"), row.get("new")
+    if action not in ACTIONS:
+        raise ArtifactCorruptError(f"action {action!r} is unknown: it must be one of {ACTIONS}")
+    for image in (before, after):
+        if not isinstance(image, dict | None):
+            raise ArtifactCorruptError("old and new are objects, or absent")
+    named = None if action == "TRUNCATE" else {"key": key}
+    return {"action": action, "key": named, "before": before, "after": after}
+
+
+def foreign_changes_schema(row: pa.Schema) -> pa.Schema:
+    """The Arrow schema of changes whose key fields are unknown."""
+    image = pa.struct(list(row))
+    return pa.schema(
+        [
+            pa.field("action", pa.string(), nullable=False),
+            pa.field("key", pa.struct([pa.field("key", pa.string())])),
+            pa.field("before", image),
+            pa.field("after", image),
+        ]
+    )
