@@ -1,1 +1,1 @@
-"""The command line: one module per family of verbs."""
+"""The command line: one package per family of commands."""

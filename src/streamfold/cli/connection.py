@@ -1,4 +1,4 @@
-"""How verbs find a server and talk to it: any S2 endpoint, through S2's Python SDK."""
+"""How commands find a server and talk to it: any S2 endpoint, through S2's Python SDK."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
     """Make a command of a coroutine function; its first arguments are the client and the output.
 
     With `changes`, a failed attempt may still have taken effect: its outcome may be unknown. Such an
-    append is not repeated, unless the verb is called with `at_least_once`.
+    append is not repeated, unless the command is called with `at_least_once`.
     """
 
     def command_of(function: Verb) -> click.Command:
@@ -57,21 +57,21 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
             token_file: Path | None,
             context: str | None,
             as_json: bool,
-            **given: Any,
+            **options: Any,
         ) -> None:
             output = Output(as_json=as_json)
-            at_least_once = bool(given.get("at_least_once"))
+            at_least_once = bool(options.get("at_least_once"))
             with needing_extra("client"):
                 from s2_sdk import S2Error
             # What is imported stays. Without this, the interpreter searches all of it for cycles when
-            # the process ends: a sixth of the processor time of a short verb.
+            # the process ends: a sixth of the processor time of a short command.
             gc.freeze()
             target = find_target(endpoint, token_file, context)
             try:
                 client = open_client(target, at_least_once)
-                asyncio.run(_talk(client, function(client, output, **given)))
+                asyncio.run(_talk(client, function(client, output, **options)))
             except S2Error as error:
-                # Here, because a verb that succeeds should not wait for it.
+                # Here, because a command that succeeds should not wait for it.
                 from streamfold.cli.errors_from_s2 import failure_from_s2
 
                 raise failure_from_s2(error, target, changes=changes) from error
@@ -142,12 +142,12 @@ async def send_json(
 
 
 def token_for(endpoint: str) -> str | None:
-    """Return the running verb's token for calls to `endpoint` that do not go through the SDK.
+    """Return the running command's token for calls to `endpoint` that do not go through the SDK.
 
     The token of a context is for the server of that context alone.
     """
-    given = click.get_current_context().params
-    target = find_target(given.get("endpoint"), given.get("token_file"), given.get("context"))
+    options = click.get_current_context().params
+    target = find_target(options.get("endpoint"), options.get("token_file"), options.get("context"))
     if target.token_from.startswith("context") and endpoint.rstrip("/") != target.account:
         return None
     return target.token

@@ -1,4 +1,4 @@
-"""Named servers in a configuration file that only its owner can read: the contexts of verbs.
+"""Named servers in a configuration file that only its owner can read: the contexts of commands.
 
 The file is TOML: `current = "NAME"`, and one table `[contexts.NAME]` per server. It is replaced as a
 whole, with mode 0600, so an interrupted change leaves the old one.
@@ -83,10 +83,10 @@ class Contexts(Struct, frozen=True, forbid_unknown_fields=True):
     def get(self, name: str) -> Context:
         """Return a context that must exist."""
         if name not in self.contexts:
-            known = ", ".join(sorted(self.contexts)) or "there are none"
+            names = ", ".join(sorted(self.contexts)) or "there are none"
             raise VerbFailedError(
                 "context_not_found",
-                f"there is no context {name!r} in {config_path()} ({known}): create it by "
+                f"there is no context {name!r} in {config_path()} ({names}): create it by "
                 f"`streamfold config set endpoint URL --context {name}`",
                 ExitStatus.NOT_FOUND,
             )
@@ -112,9 +112,9 @@ class Contexts(Struct, frozen=True, forbid_unknown_fields=True):
 
 def _check_endpoint(key: str, value: str) -> None:
     """Refuse what is not an address of a server, and secrets in it, which would be printed."""
-    scheme, found, rest = value.rpartition("://")
+    scheme, separator, rest = value.rpartition("://")
     parts = urlsplit(f"//{rest}")
-    if (found and scheme not in ("http", "https")) or not parts.netloc or parts.path.strip("/"):
+    if (separator and scheme not in ("http", "https")) or not parts.netloc or parts.path.strip("/"):
         raise InvalidError(
             f"{key} {value!r} is not the address of a server: write https://host, http://host:port or "
             "host:port"

@@ -1,4 +1,4 @@
-"""Turns the SDK's errors, from the server or the connection to it, into failures of verbs."""
+"""Turns the SDK's errors, from the server or the connection to it, into failures of commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamfold.wording import reason_of
 def failure_from_s2(error: S2Error, target: Target, *, changes: bool) -> VerbFailedError:
     """Translate `error` of a call to `target`.
 
-    `changes` says whether the verb may have changed something.
+    `changes` says whether the command may have changed something.
     """
     match error:
         case AppendIndefiniteFailureError():

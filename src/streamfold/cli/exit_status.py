@@ -1,11 +1,18 @@
-"""Failures of verbs, as a script sees them: one line, a stable code and an exit status."""
+"""Failures of commands, as a script sees them: one line, a stable code and an exit status."""
 
 from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from streamfold.errors import StreamfoldError
+from streamfold.errors import (
+    ConditionFailedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StreamfoldError,
+)
 
 
 class ExitStatus(enum.IntEnum):
@@ -31,7 +38,7 @@ class ExitStatus(enum.IntEnum):
 
 
 class VerbFailedError(StreamfoldError):
-    """A verb failed."""
+    """A command failed."""
 
     def __init__(self, reason: str, message: str, status: ExitStatus = ExitStatus.FAILURE) -> None:
         super().__init__(message)
@@ -44,6 +51,26 @@ class OutputClosedError(StreamfoldError):
     """The reader of standard output closed it."""
 
     code = "output_closed"
+
+
+_STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
+    (ConditionFailedError, ExitStatus.CONDITION_FAILED),
+    (NotFoundError, ExitStatus.NOT_FOUND),
+    (OutcomeUnknownError, ExitStatus.OUTCOME_UNKNOWN),
+)
+
+
+@contextmanager
+def exit_statuses() -> Iterator[None]:
+    """Raise errors of the library as failures of the command, with the status of their group."""
+    try:
+        yield
+    except (VerbFailedError, OutputClosedError):
+        raise
+    except StreamfoldError as error:
+        fitting = [status for kind, status in _STATUSES if isinstance(error, kind)]
+        status = fitting[0] if fitting else ExitStatus.FAILURE
+        raise VerbFailedError(error.code, error.message, status) from error
 
 
 def failure_line(reason: str, message: str, *, as_json: bool) -> str:

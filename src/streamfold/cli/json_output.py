@@ -1,4 +1,4 @@
-"""The JSON that verbs print. Members may be added; none is renamed, removed or given another type.
+"""The JSON that commands print. Members may be added; none is renamed, removed or given another type.
 
 Times of resources are RFC 3339 in UTC, timestamps of records milliseconds since the Unix epoch.
 """
@@ -81,8 +81,8 @@ def basin_config(config: BasinConfig) -> Shape:
     }
 
 
-def position(found: StreamPosition) -> Shape:
-    return {"seq_num": found.seq_num, "timestamp": found.timestamp}
+def position(stream_position: StreamPosition) -> Shape:
+    return {"seq_num": stream_position.seq_num, "timestamp": stream_position.timestamp}
 
 
 def ack(acknowledged: AppendAck) -> Shape:
@@ -94,8 +94,11 @@ def ack(acknowledged: AppendAck) -> Shape:
 
 
 def record(read: SequencedRecord) -> Shape:
-    """Show a record as text; bytes that are not UTF-8 become U+FFFD."""
-    return _record(read, lambda data: data.decode(errors="replace"))
+    """Show a record as text, or in base64 with a mark if part of it is not UTF-8."""
+    try:
+        return _record(read, bytes.decode)
+    except UnicodeDecodeError:
+        return {**record_in_base64(read), "encoding": "base64"}
 
 
 def record_in_base64(read: SequencedRecord) -> Shape:

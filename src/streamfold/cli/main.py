@@ -1,4 +1,4 @@
-"""`streamfold`: the verbs, and how their failures are shown."""
+"""`streamfold`: runs a command, and shows its failure."""
 
 from __future__ import annotations
 
@@ -30,22 +30,29 @@ _WORDINGS: Final = {
 @click.group(cls=Menu, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="streamfold")
 def streamfold() -> None:
-    """A durable stream store that knows about snapshots.
+    """A durable stream store with built-in snapshots.
 
-    Verbs for records, streams, basins and the account talk to a server: Streamfold, or any other with
-    the S2 API. They find it through S2_ACCOUNT_ENDPOINT, S2_BASIN_ENDPOINT and S2_ACCESS_TOKEN, which
-    serve prints, or through a context of config. All of them take --json and --help.
+    Commands for records, streams, basins and the account talk to a server: Streamfold, or any other
+    with the S2 API. They find it through S2_ACCOUNT_ENDPOINT, S2_BASIN_ENDPOINT and S2_ACCESS_TOKEN,
+    as printed by `serve`, or through a context set with `config`. All of them take --json and --help.
+
+    \b
+    Examples:
+      streamfold serve --local-root data --port 8080
+      streamfold help append
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a failure is one line on standard error and an exit status."""
     _replace_closed_streams()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in given
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in args
     try:
-        streamfold.main(args=given, prog_name="streamfold", standalone_mode=False)
+        streamfold.main(args=args, prog_name="streamfold", standalone_mode=False)
     except click.exceptions.Abort:
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the prompt ends with its question
         sys.exit(ExitStatus.INTERRUPTED)
     except OutputClosedError:
         sys.exit(ExitStatus.OUTPUT_CLOSED)
@@ -73,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _replace_closed_streams() -> None:
     """Open the null device for standard streams that the caller has closed.
 
-    Otherwise a connection gets the number of one, and a verb that has done its work fails at its note.
+    Otherwise a connection would get the number of one, and a command that succeeded would fail when it
+    reports.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,4 +1,4 @@
-"""The verbs by section, each loaded only when called, so that one starts without the others."""
+"""The commands by section. Each is loaded only when it is called, so that it starts quickly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from streamfold.cli.examples import EXAMPLES
+from streamfold.cli.spellings import canonical, commands_on
 from streamfold.extras import needing_extra
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ _SUMMARY = 400
 
 
 class VerbGroup(click.Group):
-    """A group that never truncates summaries, and suggests verbs that resemble an unknown one."""
+    """A group that never truncates summaries, and suggests commands that resemble an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -26,7 +28,9 @@ class VerbGroup(click.Group):
         name = args[0]
         if name.startswith("-") or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
-        alike = get_close_matches(name, self.list_commands(ctx), n=3, cutoff=0.6)
+        if name == "help":
+            return name, show_help, args[1:]
+        alike = commands_on(name) or get_close_matches(name, self.list_commands(ctx), n=3)
         meant = f" Did you mean {' or '.join(map(repr, alike))}?" if alike else ""
         raise click.UsageError(f"No such command {name!r}.{meant}", ctx)
 
@@ -37,8 +41,32 @@ class VerbGroup(click.Group):
             formatter.write_dl(rows)
 
 
-class Entry(NamedTuple):
-    """The module of a verb, and its line in the menu."""
+@click.command("help", add_help_option=False)
+@click.argument("names", nargs=-1)
+@click.pass_context
+def show_help(context: click.Context, names: tuple[str, ...]) -> None:
+    """Show the help of the group that this was called in, or of one of its commands."""
+    shown = context.parent or context
+    rest = [name for name in names if not name.startswith("-")]
+    while rest and isinstance(shown.command, click.Group):
+        name, command, rest = shown.command.resolve_command(shown, rest)
+        if command is None or name == "help":
+            break
+        shown = click.Context(command, info_name=name, parent=shown)
+    click.echo(shown.get_help())
+
+
+def add_examples(command: click.Command, path: str) -> None:
+    """End the help of a command, and of all commands below it, with their examples."""
+    lines = "\n".join(f"  {line}" for line in EXAMPLES.get(path, ()))
+    command.epilog = f"\b\nExamples:\n{lines}" if lines else None
+    if isinstance(command, click.Group):
+        for name, part in command.commands.items():
+            add_examples(part, f"{path} {name}")
+
+
+class MenuEntry(NamedTuple):
+    """The module of a command, and its line in the menu."""
 
     module: str
     summary: str
@@ -46,94 +74,101 @@ class Entry(NamedTuple):
     extra: str = "client"
 
 
-SECTIONS: Final[dict[str, dict[str, Entry]]] = {
+SECTIONS: Final[dict[str, dict[str, MenuEntry]]] = {
     "Server": {
-        "serve": Entry("servers.serve", "Run a server.", "server"),
-        "lite": Entry("servers.serve", "The same, under S2's name for it.", "server"),
-        "top": Entry("servers.top", "Show what a server is doing, live.", ""),
+        "serve": MenuEntry("servers.serve", "Run a server.", "server"),
+        "lite": MenuEntry("servers.serve", "Same as serve, under S2's name for it.", "server"),
+        "mcp": MenuEntry("servers.mcp", "Give an assistant access to streams over MCP."),
+        "top": MenuEntry("servers.top", "Show what a server is doing, live.", ""),
     },
     "Stores": {
-        "check": Entry("stores.check", "Read a whole store, and name what is damaged.", "server"),
-        "backup": Entry("stores.backup", "Copy a store, running or stopped.", "server"),
-        "restore": Entry("stores.backup", "Make a store from a backup.", "server"),
+        "check": MenuEntry("stores", "Verify a whole store and report damage.", "server"),
+        "backup": MenuEntry("stores", "Copy a store, running or stopped.", "server"),
+        "restore": MenuEntry("stores", "Create a store from a backup.", "server"),
     },
     "Set-up": {
-        "config": Entry("setup.config", "Name servers once, and choose between them.", ""),
-        "completion": Entry("setup.completion", "Print a shell completion script.", ""),
-        "doctor": Entry(
-            "setup.doctor", "Check the set-up, and say how to fix what does not work.", ""
+        "config": MenuEntry(
+            "setup.config", "Store servers under names and switch between them.", ""
+        ),
+        "completion": MenuEntry("setup.completion", "Print a shell completion script.", ""),
+        "doctor": MenuEntry(
+            "setup.doctor", "Check the set-up and explain how to fix problems.", ""
         ),
     },
     "Records": {
-        "append": Entry("records.append", "Append the lines of standard input."),
-        "read": Entry("records.read", "Print records, from the first or from any position."),
-        "tail": Entry("records.read", "Print the last records."),
-        "check-tail": Entry("records.positions", "Show the seq_num of the next record."),
-        "trim": Entry("records.positions", "Remove all records before a seq_num."),
-        "fence": Entry(
-            "records.positions", "Set the fencing token; appends with another one fail."
+        "append": MenuEntry("records.append", "Append the lines of standard input."),
+        "read": MenuEntry("records.read", "Print records, from the first or from any position."),
+        "tail": MenuEntry("records.read", "Print the last records."),
+        "check-tail": MenuEntry("records.positions", "Show the seq_num of the next record."),
+        "trim": MenuEntry("records.positions", "Remove all records before a seq_num."),
+        "fence": MenuEntry(
+            "records.positions", "Set the fencing token; appends with a different token fail."
         ),
-        "bench": Entry("records.bench", "Measure how quickly a server appends and reads."),
+        "bench": MenuEntry("records.bench", "Measure how fast a server appends and reads."),
     },
     "Streams": {
-        "apply": Entry("resources.apply", "Make basins and streams what a file says."),
-        "diff": Entry("resources.apply", "Show what apply would change."),
-        "ls": Entry("resources.streams", "List basins, or the streams of one."),
-        "list-streams": Entry("resources.streams", "List the streams of a basin."),
-        "create-stream": Entry("resources.streams", "Create a stream, or ensure it."),
-        "get-stream-config": Entry("resources.streams", "Show a stream's configuration."),
-        "reconfigure-stream": Entry("resources.streams", "Change a stream's configuration."),
-        "delete-stream": Entry("resources.streams", "Delete a stream."),
-        "copy": Entry("records.copy", "Copy streams, or a basin, from one server to another."),
+        "apply": MenuEntry(
+            "resources.apply", "Create and configure basins and streams from a file."
+        ),
+        "diff": MenuEntry("resources.apply", "Show what apply would change."),
+        "ls": MenuEntry("resources.streams", "List basins, or the streams of a basin."),
+        "list-streams": MenuEntry("resources.streams", "List the streams of a basin."),
+        "create-stream": MenuEntry(
+            "resources.streams", "Create a stream, or ensure that it exists."
+        ),
+        "get-stream-config": MenuEntry("resources.streams", "Show a stream's configuration."),
+        "reconfigure-stream": MenuEntry("resources.streams", "Change a stream's configuration."),
+        "delete-stream": MenuEntry("resources.streams", "Delete a stream."),
+        "copy": MenuEntry("records.copy", "Copy streams or whole basins between servers."),
     },
     "Snapshots": {
-        "snapshot": Entry(
-            "snapshots.snapshot", "Take, restore, list and prune snapshots of a state."
+        "snapshot": MenuEntry(
+            "snapshots.snapshot", "Take, restore, list and prune state snapshots."
         ),
     },
     "Tables": {
-        "publish": Entry(
+        "publish": MenuEntry(
             "publishing.publish",
-            "Publish tables of PostgreSQL as archives, in one command.",
+            "Publish PostgreSQL tables as archives, in one command.",
             "server,postgres,spark",
         ),
-        "ingest": Entry(
+        "ingest": MenuEntry(
             "servers.ingest",
-            "Fill streams from tables of PostgreSQL, and follow their changes.",
+            "Copy PostgreSQL tables into streams and follow their changes.",
             "postgres",
         ),
-        "archive": Entry(
+        "archive": MenuEntry(
             "archives.archive",
             "Inspect, verify, restore and follow tables published as files.",
             "archive",
         ),
-        "snapshotter": Entry(
+        "snapshotter": MenuEntry(
             "servers.snapshotter",
-            "Publish the tables of change streams as archives, on Spark.",
+            "Publish change streams as archives, on Spark.",
             "spark",
         ),
     },
     "Basins": {
-        "list-basins": Entry("resources.streams", "List basins."),
-        "create-basin": Entry("resources.streams", "Create a basin, or ensure it."),
-        "get-basin-config": Entry("resources.streams", "Show a basin's configuration."),
-        "reconfigure-basin": Entry("resources.streams", "Change a basin's configuration."),
-        "delete-basin": Entry("resources.streams", "Delete a basin and its streams."),
+        "list-basins": MenuEntry("resources.streams", "List basins."),
+        "create-basin": MenuEntry("resources.streams", "Create a basin, or ensure that it exists."),
+        "get-basin-config": MenuEntry("resources.streams", "Show a basin's configuration."),
+        "reconfigure-basin": MenuEntry("resources.streams", "Change a basin's configuration."),
+        "delete-basin": MenuEntry("resources.streams", "Delete a basin and its streams."),
     },
     "Account": {
-        "issue-access-token": Entry("resources.account", "Issue an access token."),
-        "list-access-tokens": Entry("resources.account", "List access tokens."),
-        "revoke-access-token": Entry("resources.account", "Revoke an access token."),
-        "get-account-metrics": Entry("resources.account", "Show the usage of the account."),
-        "get-basin-metrics": Entry("resources.account", "Show the usage of a basin."),
-        "get-stream-metrics": Entry("resources.account", "Show the usage of a stream."),
+        "issue-access-token": MenuEntry("resources.account", "Issue an access token."),
+        "list-access-tokens": MenuEntry("resources.account", "List access tokens."),
+        "revoke-access-token": MenuEntry("resources.account", "Revoke an access token."),
+        "get-account-metrics": MenuEntry("resources.account", "Show account usage."),
+        "get-basin-metrics": MenuEntry("resources.account", "Show basin usage."),
+        "get-stream-metrics": MenuEntry("resources.account", "Show stream usage."),
     },
 }
 _ENTRIES: Final = {name: entry for verbs in SECTIONS.values() for name, entry in verbs.items()}
 
 
 class Menu(VerbGroup):
-    """A group whose verbs are in modules of their own."""
+    """A group whose commands are in modules of their own."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_ENTRIES)
@@ -146,10 +181,16 @@ class Menu(VerbGroup):
             module = import_module(f"streamfold.cli.{entry.module}")
         attribute = "serve" if entry.module == "servers.serve" else cmd_name.replace("-", "_")
         command: click.Command = getattr(module, attribute)
+        add_examples(command, command.name or cmd_name)  # `lite` is serve
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, canonical(args))
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete verbs from the menu, without loading any."""
+        """Complete commands from the menu, without loading any."""
         from click.shell_completion import CompletionItem
 
         verbs = [

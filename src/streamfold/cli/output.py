@@ -1,4 +1,4 @@
-"""What verbs print: JSON lines for programs, text for people, both on standard output."""
+"""What commands print: JSON lines for programs, text for people, both on standard output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DRAW_INTERVAL = 0.1
 
 
 class Output:
-    """Prints what a verb found, as JSON or as text."""
+    """Prints what a command found, as JSON or as text."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -38,7 +38,7 @@ class Output:
 
     @cached_property
     def _encoder(self) -> Encoder:
-        # Here, because a verb that prints text should not wait for it.
+        # Here, because a command that prints text should not wait for it.
         from msgspec.json import Encoder
 
         return Encoder()
@@ -83,16 +83,19 @@ class Output:
             click.echo(inert_text(text.encode()) if sys.stderr.isatty() else text, err=True)
 
 
-class Table:
+class ListingOutput:
     """A listing: lines of JSON or of text as they come, or columns below headings at a terminal."""
 
-    def __init__(self, output: Output, *headings: str) -> None:
+    def __init__(self, output: Output, *headings: str, empty: str) -> None:
+        """A listing without any row prints `empty` on standard error, for people."""
         self._output = output
         self._headings: Sequence[str] = headings
         self._rows: list[tuple[str, ...]] = []
+        self._empty = empty
 
     def add(self, shape: Shape, *cells: str) -> None:
         """Show a row; the last cell is the state of what is listed, empty if that is usual."""
+        self._empty = ""
         if self._output.as_json or not self._output.at_terminal:
             name, *others = cells
             text = "  ".join([f"{name:<{_NAME_WIDTH}}", *(cell for cell in others if cell)])
@@ -103,7 +106,9 @@ class Table:
             self.close()
 
     def close(self) -> None:
-        """Print what is left."""
+        """Print what is left, or that there is nothing."""
+        if self._empty:
+            self._output.note(self._empty)
         if not self._rows:
             return
         lines = aligned(self._rows, self._headings, room=shutil.get_terminal_size().columns)
@@ -116,15 +121,22 @@ class Table:
         self._headings, self._rows = (), []
 
 
+def nothing_listed(what: str, prefix: str, start_after: str, names: str = "names") -> str:
+    """Say that a list is empty, and what it was limited to."""
+    limits = [f"whose {names} begin with {prefix!r}"] if prefix else []
+    limits += [f"after {start_after!r}"] if start_after else []
+    return " ".join([f"No {what}", *limits]) + "."
+
+
 class ProgressBar:
-    """Shows how much of a verb's work is done, on standard error and only if that is a terminal."""
+    """Shows how much of a command's work is done, on standard error and only if that is a terminal."""
 
     def __init__(
         self, label: str, total: int, unit: str = "bytes", *, least: int = 0, prints: bool = False
     ) -> None:
         """With less than `least` to do, nothing is shown.
 
-        Nor is it if the verb `prints` lines to a terminal meanwhile: the two would mix.
+        Nor is it if the command `prints` lines to a terminal meanwhile: the two would mix.
         """
         self.shown = total >= least and sys.stderr.isatty() and not (prints and sys.stdout.isatty())
         self.label = label
@@ -149,7 +161,7 @@ class ProgressBar:
             self._draw()
 
     def _draw(self) -> None:
-        # Here, because only verbs that draw a bar need the package.
+        # Here, because only commands that draw a bar need the package.
         from streamfold.follow.restore.progress import draw_bar
 
         # A total may be too small: a file whose last line has no newline is a byte shorter.

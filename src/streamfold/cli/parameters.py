@@ -61,7 +61,7 @@ class Duration(click.ParamType[int]):
             self.fail(f"{value!r} is not a duration: write it like 90s, 15m, 7d", param, ctx)
 
 
-class Retention(Duration):
+class RetentionType(Duration):
     """How long records are kept: a duration, or infinite."""
 
     name = "duration|infinite"
@@ -74,7 +74,7 @@ class Retention(Duration):
         return super().convert(value, param, ctx)
 
 
-class Moment(click.ParamType[int]):
+class TimeType(click.ParamType[int]):
     """Milliseconds since the Unix epoch, written as a number or in RFC 3339."""
 
     name = "time"
@@ -96,6 +96,18 @@ class Moment(click.ParamType[int]):
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return round(moment.timestamp() * 1000)
+
+
+class RecordFormatType(click.Choice[str]):
+    """How records are written as lines: S2's names, and `base64` for `json-base64`."""
+
+    def __init__(self) -> None:
+        super().__init__(["text", "json", "json-base64"])
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        return super().convert("json-base64" if value == "base64" else value, param, ctx)
 
 
 class FencingToken(click.ParamType[str]):
@@ -162,6 +174,6 @@ def _complete(ctx: click.Context, incomplete: str, removed: str) -> list[Complet
     return [CompletionItem(name.removesuffix(removed) if removed else name) for name in names]
 
 
-#: The one argument of verbs that work on a stream, and on a basin.
+#: The one argument of commands that work on a stream, and on a basin.
 stream_argument = click.argument("ref", type=StreamRefType(), metavar="s2://BASIN/STREAM")
 basin_argument = click.argument("basin", type=BasinType(), metavar="BASIN")

@@ -1,4 +1,4 @@
-"""Which server a verb talks to, and with which token: options before variables before the file."""
+"""Which server a command talks to, and with which token: options before variables before the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> 
     return [name for name in sorted(read_contexts().contexts) if name.startswith(incomplete)]
 
 
-#: The options that choose the server of a verb.
+#: The options that choose the server of a command.
 TARGET_OPTIONS = (
     click.Option(
         ["--endpoint"], metavar="URL", help="The server's address, instead of S2_*_ENDPOINT."
@@ -63,20 +63,20 @@ def find_target(endpoint: str | None, token_file: Path | None, context: str | No
     A context that is named by an option comes before variables. The token of a context is sent to the
     server of that context alone, never to one that was named in another way.
     """
-    given = read_token(token_file)
+    server_token = read_token(token_file)
     if endpoint:
         url = endpoint_url(endpoint)
-        return Target(url, url, "--endpoint", *_token(given, token_file))
+        return Target(url, url, "--endpoint", *_token(server_token, token_file))
     variables = endpoint_url(os.environ.get(ACCOUNT, "")), endpoint_url(os.environ.get(BASIN, ""))
     if context is None and any(variables):
         for name, value in zip((ACCOUNT, BASIN), variables, strict=True):
             if not value:
                 raise _missing(f"{name} is not set")
-        return Target(*variables, "environment", *_token(given, token_file))
-    return _from_file(given, token_file, context)
+        return Target(*variables, "environment", *_token(server_token, token_file))
+    return _from_file(server_token, token_file, context)
 
 
-def _from_file(given: str | None, token_file: Path | None, named: str | None) -> Target:
+def _from_file(server_token: str | None, token_file: Path | None, named: str | None) -> Target:
     # Here, because most calls of scripts need no file.
     from streamfold.cli.contexts import CONTEXT, config_path, read_contexts
 
@@ -92,7 +92,7 @@ def _from_file(given: str | None, token_file: Path | None, named: str | None) ->
                 f"{source} has no {key}: run `streamfold config set endpoint URL --context {name}`",
                 ExitStatus.USAGE,
             )
-    token, token_from = _token(given, token_file)
+    token, token_from = _token(server_token, token_file)
     if token_file is None and (named or token is None):
         token, token_from = context.access_token, source if context.access_token else "none"
     return Target(
@@ -100,10 +100,10 @@ def _from_file(given: str | None, token_file: Path | None, named: str | None) ->
     )
 
 
-def _token(given: str | None, file: Path | None) -> tuple[str | None, str]:
+def _token(server_token: str | None, file: Path | None) -> tuple[str | None, str]:
     if file is not None:
-        return given, f"--token-file {file}"
-    return given, TOKEN if given else "none"
+        return server_token, f"--token-file {file}"
+    return server_token, TOKEN if server_token else "none"
 
 
 def _missing(problem: str) -> VerbFailedError:

@@ -57,13 +57,13 @@ def inert_text(data: bytes, *, colours: bool = True) -> bytes:
     """
     text = data.decode(errors="backslashreplace")
     return _UNEXPECTED.sub(
-        lambda found: found[0] if colours and len(found[0]) > 1 else _escaped(found), text
+        lambda match: match[0] if colours and len(match[0]) > 1 else _escaped(match), text
     ).encode()
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     """As JSON has it, so that JSON stays JSON."""
-    return "".join(f"\\u{ord(character):04x}" for character in found[0])
+    return "".join(f"\\u{ord(character):04x}" for character in match[0])
 
 
 def aligned(

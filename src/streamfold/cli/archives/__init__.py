@@ -1,1 +1,1 @@
-"""`streamfold archive`: verbs on tables published as files."""
+"""`streamfold archive`: commands for tables published as files."""

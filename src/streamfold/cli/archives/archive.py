@@ -48,10 +48,13 @@ async def ls(output: Output, uri: str) -> None:
     from streamfold.archive.destinations.destination import existing_folder
     from streamfold.archive.read.reader import list_archives
 
-    bad = 0
-    async for found, manifest in list_archives(open_destination(existing_folder(uri))):
+    archives = bad = 0
+    async for folder, manifest in list_archives(open_destination(existing_folder(uri))):
+        archives += 1
         bad += isinstance(manifest, StreamfoldError)
-        output.show(shapes.listed_shape(found, manifest), shapes.listed_line(found, manifest))
+        output.show(shapes.listed_shape(folder, manifest), shapes.listed_line(folder, manifest))
+    if not archives:
+        output.note(f"No archives below {uri}.")
     if bad:
         raise VerbFailedError(
             "manifest_invalid", f"{bad} {noun(bad, 'manifest')} cannot be used, see above"
@@ -63,9 +66,9 @@ async def ls(output: Output, uri: str) -> None:
 @point_options
 async def show(output: Output, uri: str, **point: Any) -> None:
     """Show what an archive holds, and what a rebuild would read."""
-    found = await open_archive(uri)
-    plan = found.plan(**point_of(found, **point))
-    output.show(shapes.archive_shape(found, plan), shapes.archive_text(found, plan))
+    archive = await open_archive(uri)
+    plan = archive.plan(**point_of(archive, **point))
+    output.show(shapes.archive_shape(archive, plan), shapes.archive_text(archive, plan))
 
 
 @verb("verify")
@@ -81,10 +84,10 @@ async def verify(output: Output, uri: str, deep: bool, **reading: Any) -> None:
 
     Exits with status 1 if anything is wrong, after reporting all of it.
     """
-    found = await open_archive(uri, **reading)
-    sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
+    archive = await open_archive(uri, **reading)
+    sizes = {part.path: part.size_bytes for part in archive.manifest.parts()}
     with ProgressBar("verifying", sum(sizes.values())) as bar:
-        result = await found.verify(lambda file: bar.update(file.size_bytes), deep=deep)
+        result = await archive.verify(lambda file: bar.update(file.size_bytes), deep=deep)
     output.show(shapes.verification_shape(result), shapes.verification_text(result))
     if not result.ok:
         bad = len(result.problems)
@@ -116,22 +119,22 @@ async def restore(
     columns: tuple[str, ...],
     file: Path | None,
     kind: str | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Rebuild the table at the head, or at any position or time, and write it."""
     from streamfold.cli.archives.table_files import Lines, kind_of, replacing
 
-    found = await open_archive(uri, **given)
-    at = point_of(found, **given)
+    archive = await open_archive(uri, **options)
+    at = point_of(archive, **options)
     chosen = kind_of(file, kind)
     if file is None:
         if chosen != "jsonl":
             raise click.UsageError(f"{chosen} cannot go to standard output: give --output FILE")
-        await _write_rows(found, Lines(output), chosen, columns, at, prints=True)
+        await _write_rows(archive, Lines(output), chosen, columns, at, prints=True)
         return
     with replacing(file) as sink:
-        rows = await _write_rows(found, sink, chosen, columns, at)
-    reached = found.plan(**at).position
+        rows = await _write_rows(archive, sink, chosen, columns, at)
+    reached = archive.plan(**at).position
     output.show(
         {"file": str(file), "position": reached, "rows": rows},
         f"{file}  {rows:,} {noun(rows, 'row')} at {reached}",
@@ -139,7 +142,7 @@ async def restore(
 
 
 async def _write_rows(
-    found: Archive,
+    archive: Archive,
     sink: Any,
     kind: str,
     columns: tuple[str, ...],
@@ -149,9 +152,9 @@ async def _write_rows(
 ) -> int:
     from streamfold.cli.archives.table_files import write_table
 
-    expected = found.plan(**at).base.row_count or 0
+    expected = archive.plan(**at).base.row_count or 0
     with ProgressBar("restoring", expected, "rows", prints=prints) as bar:
-        return await write_table(kind, sink, found.batches(columns=columns or None, **at), bar)
+        return await write_table(kind, sink, archive.batches(columns=columns or None, **at), bar)
 
 
 @verb("diff")
@@ -163,9 +166,9 @@ async def diff(output: Output, uri: str, since: str, until: str | None, **readin
     """Print what changed after a position, as lines of JSON."""
     from streamfold.cli.archives.table_files import ChangePrinter
 
-    found = await open_archive(uri, **reading)
-    printer = ChangePrinter(output, found.key_fields)
-    async for item in found.changes(since, until=until):
+    archive = await open_archive(uri, **reading)
+    printer = ChangePrinter(output, archive.key_fields)
+    async for item in archive.changes(since, until=until):
         printer.changes(item)
 
 
@@ -187,16 +190,16 @@ async def follow(output: Output, uri: str, since: str | None, poll: int, **readi
     Rows come as a TRUNCATE and INSERTs, again whenever the diffs have a gap: applied in order, the
     lines yield the table.
     """
-    found = await open_archive(uri, **reading)
-    await _while_read(_print_news(found, output, since, timedelta(seconds=poll)))
+    archive = await open_archive(uri, **reading)
+    await _while_read(_print_news(archive, output, since, timedelta(seconds=poll)))
 
 
-async def _print_news(found: Archive, output: Output, since: str | None, poll: timedelta) -> None:
+async def _print_news(archive: Archive, output: Output, since: str | None, poll: timedelta) -> None:
     from streamfold.archive import Rows
     from streamfold.cli.archives.table_files import ChangePrinter
 
-    printer = ChangePrinter(output, found.key_fields)
-    async for item in found.follow(since, poll=poll):
+    printer = ChangePrinter(output, archive.key_fields)
+    async for item in archive.follow(since, poll=poll):
         if isinstance(item, Rows):
             printer.rows(item)
             if item.last:
@@ -255,13 +258,13 @@ async def gc(
         def expect(files: Sequence[UnreachableFile]) -> None:
             bar.total = sum(file.size_bytes for file in files)
 
-        found = await _collector(uris).collect(
+        collected = await _collector(uris).collect(
             retention,
             dry_run=dry_run,
             on_found=expect,
             on_deleted=lambda file: bar.update(file.size_bytes),
         )
-    output.show(shapes.collected_shape(found), shapes.collected_text(found))
+    output.show(shapes.collected_shape(collected), shapes.collected_text(collected))
 
 
 @verb("pin")
@@ -331,17 +334,17 @@ async def export(
     """
     from streamfold.archive.maintenance.export import export_archive
 
-    found = await open_archive(uri, **reading)
+    archive = await open_archive(uri, **reading)
     if kind is not None:
-        point = table_at(found, at, at_source)
-        await _export_table(output, found, kind, Path(target), point, columns)
+        point = table_at(archive, at, at_source)
+        await _export_table(output, archive, kind, Path(target), point, columns)
         return
     if at is not None or at_source is not None or columns:
         raise click.UsageError("--at, --at-source and --column need --delta, --iceberg or --duckdb")
     there = open_destination(target)
-    sizes = {part.path: part.size_bytes for part in found.manifest.parts()}
+    sizes = {part.path: part.size_bytes for part in archive.manifest.parts()}
     with ProgressBar("copying", sum(sizes.values())) as bar:
-        result = await export_archive(found, there, lambda part: bar.update(part.size_bytes))
+        result = await export_archive(archive, there, lambda part: bar.update(part.size_bytes))
     output.show(
         {
             "uri": there.uri,
@@ -356,7 +359,7 @@ async def export(
 
 async def _export_table(
     output: Output,
-    found: Archive,
+    archive: Archive,
     kind: str,
     target: Path,
     at: dict[str, Any],
@@ -364,9 +367,9 @@ async def _export_table(
 ) -> None:
     from streamfold.archive.engines.table_copy import copy_table
 
-    with ProgressBar("exporting", found.plan(**at).base.row_count or 0, "rows") as bar:
+    with ProgressBar("exporting", archive.plan(**at).base.row_count or 0, "rows") as bar:
         result = await copy_table(
-            found, kind, target, **at, columns=columns or None, on_rows=bar.update
+            archive, kind, target, **at, columns=columns or None, on_rows=bar.update
         )
     output.show(
         {"path": str(target), "kind": kind, "position": result.position, "rows": result.rows},

@@ -1,4 +1,4 @@
-"""The JSON that the archive verbs print, and the same as text for people.
+"""The JSON that the archive commands print, and the same as text for people.
 
 Members may be added; none is renamed, removed or given another type.
 """
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     )
 
 
-def listed_shape(uri: str, found: Manifest | StreamfoldError) -> Shape:
+def listed_shape(uri: str, manifest: Manifest | StreamfoldError) -> Shape:
     """One archive in a listing, or why it cannot be used."""
-    if isinstance(found, StreamfoldError):
-        return {"uri": uri, "error": {"code": found.code, "message": found.message}}
-    return manifest_shape(uri, found)
+    if isinstance(manifest, StreamfoldError):
+        return {"uri": uri, "error": {"code": manifest.code, "message": manifest.message}}
+    return manifest_shape(uri, manifest)
 
 
-def listed_line(uri: str, found: Manifest | StreamfoldError) -> str:
-    if isinstance(found, StreamfoldError):
-        return f"{'cannot be used':30}  {uri}  {found.message}"
-    return manifest_line(uri, found)
+def listed_line(uri: str, manifest: Manifest | StreamfoldError) -> str:
+    if isinstance(manifest, StreamfoldError):
+        return f"{'cannot be used':30}  {uri}  {manifest.message}"
+    return manifest_line(uri, manifest)
 
 
 def manifest_shape(uri: str, manifest: Manifest) -> Shape:
@@ -129,67 +129,69 @@ def artifact_shape(artifact: Artifact) -> Shape:
     }
 
 
-def source_shape(found: SourceRange | None) -> Shape | None:
+def source_shape(source: SourceRange | None) -> Shape | None:
     """The commits of the source that an artifact holds, or at whose end a plan is."""
-    if found is None:
+    if source is None:
         return None
     return {
-        "first": found.first,
-        "last": found.last,
-        "time": found.time,
-        "copying": found.copying,
+        "first": source.first,
+        "last": source.last,
+        "time": source.time,
+        "copying": source.copying,
     }
 
 
-def verification_shape(found: Verification) -> Shape:
+def verification_shape(check: Verification) -> Shape:
     return {
-        "ok": found.ok,
-        "table": found.table,
-        "head_position": found.head_position,
-        "artifacts": found.artifacts,
-        "files": found.files,
-        "bytes": found.size_bytes,
-        "rows": found.rows,
-        "files_without_hash": found.unhashed,
-        "bases_compared": found.compared,
+        "ok": check.ok,
+        "table": check.table,
+        "head_position": check.head_position,
+        "artifacts": check.artifacts,
+        "files": check.files,
+        "bytes": check.size_bytes,
+        "rows": check.rows,
+        "files_without_hash": check.unhashed,
+        "bases_compared": check.compared,
         "problems": [
             {"path": file.path, "code": file.problem.code, "message": file.problem.message}
-            for file in found.problems
+            for file in check.problems
             if file.problem
         ],
     }
 
 
-def verification_text(found: Verification) -> str:
-    problems = [f"{file.path}: {file.problem}" for file in found.problems]
-    unhashed = f", {found.unhashed} of them without a hash" if found.unhashed else ""
-    verdict = "no problems" if found.ok else f"{len(problems)} {noun(len(problems), 'problem')}"
+def verification_text(check: Verification) -> str:
+    problems = [f"{file.path}: {file.problem}" for file in check.problems]
+    unhashed = f", {check.unhashed} of them without a hash" if check.unhashed else ""
+    verdict = "no problems" if check.ok else f"{len(problems)} {noun(len(problems), 'problem')}"
     compared = (
-        f", {found.compared} {noun(found.compared, 'base')} compared" if found.compared else ""
+        f", {check.compared} {noun(check.compared, 'base')} compared" if check.compared else ""
     )
-    files = f"{found.files} {noun(found.files, 'file')} of {found.size_bytes:,} bytes{unhashed}"
+    files = f"{check.files} {noun(check.files, 'file')} of {check.size_bytes:,} bytes{unhashed}"
     last = (
-        f"table {found.table} up to {found.head_position}: {files}, {found.rows:,} rows and changes"
+        f"table {check.table} up to {check.head_position}: {files}, {check.rows:,} rows and changes"
         f"{compared}: {verdict}"
     )
     return "\n".join([*problems, last])
 
 
-def collected_shape(found: Collected) -> Shape:
+def collected_shape(collected: Collected) -> Shape:
     return {
-        "dry_run": found.dry_run,
-        "epochs": list(found.epochs),
+        "dry_run": collected.dry_run,
+        "epochs": list(collected.epochs),
         "files": [
             {"destination": file.destination, "path": file.path, "bytes": file.size_bytes}
-            for file in found.files
+            for file in collected.files
         ],
-        "bytes": sum(file.size_bytes for file in found.files),
+        "bytes": sum(file.size_bytes for file in collected.files),
     }
 
 
-def collected_text(found: Collected) -> str:
-    files = [f"{file.destination}{file.path}  {file.size_bytes:,} bytes" for file in found.files]
-    epochs = ", ".join(map(str, found.epochs)) or "none"
-    size = sum(file.size_bytes for file in found.files)
-    title = "to delete" if found.dry_run else "deleted"
+def collected_text(collected: Collected) -> str:
+    files = [
+        f"{file.destination}{file.path}  {file.size_bytes:,} bytes" for file in collected.files
+    ]
+    epochs = ", ".join(map(str, collected.epochs)) or "none"
+    size = sum(file.size_bytes for file in collected.files)
+    title = "to delete" if collected.dry_run else "deleted"
     return "\n".join([*files, f"{title}: {len(files)} files, {size:,} bytes; epochs: {epochs}"])

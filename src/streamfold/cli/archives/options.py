@@ -1,10 +1,9 @@
-"""How the archive verbs are made and open an archive; they need no server."""
+"""How archive commands are defined and open an archive; they need no server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
+from streamfold.cli.exit_status import exit_statuses
 from streamfold.cli.output import Output
-from streamfold.cli.parameters import ByteSize, Moment
-from streamfold.errors import NotFoundError, OutcomeUnknownError, StreamfoldError
+from streamfold.cli.parameters import ByteSize, TimeType
 from streamfold.extras import needing_extra
 
 if TYPE_CHECKING:
@@ -23,20 +21,15 @@ if TYPE_CHECKING:
 
 Verb = Callable[..., Coroutine[Any, Any, None]]
 
-_STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
-    (NotFoundError, ExitStatus.NOT_FOUND),
-    (OutcomeUnknownError, ExitStatus.OUTCOME_UNKNOWN),
-)
-
 
 def verb(name: str) -> Callable[[Verb], click.Command]:
     """Make a command of a coroutine function; its first argument is the output."""
 
     def command_of(function: Verb) -> click.Command:
         @wraps(function)
-        def run(as_json: bool, **given: Any) -> None:
-            with needing_extra("archive"), _exit_statuses():
-                asyncio.run(function(Output(as_json=as_json), **given))
+        def run(as_json: bool, **options: Any) -> None:
+            with needing_extra("archive"), exit_statuses():
+                asyncio.run(function(Output(as_json=as_json), **options))
 
         command = click.command(name)(run)
         command.params.append(
@@ -45,18 +38,6 @@ def verb(name: str) -> Callable[[Verb], click.Command]:
         return command
 
     return command_of
-
-
-@contextmanager
-def _exit_statuses() -> Iterator[None]:
-    try:
-        yield
-    except (VerbFailedError, OutputClosedError):
-        raise
-    except StreamfoldError as error:
-        fitting = [status for kind, status in _STATUSES if isinstance(error, kind)]
-        status = fitting[0] if fitting else ExitStatus.FAILURE
-        raise VerbFailedError(error.code, error.message, status) from error
 
 
 def positive(context: click.Context, option: click.Parameter, value: int) -> int:
@@ -69,7 +50,7 @@ def positive(context: click.Context, option: click.Parameter, value: int) -> int
 uri_argument = click.argument("uri")
 # What `show` and `restore` had before `--at`, still accepted.
 _position_option = click.option("--position", metavar="P", hidden=True)
-_time_option = click.option("--time", "moment", type=Moment(), hidden=True)
+_time_option = click.option("--time", "moment", type=TimeType(), hidden=True)
 at_source_option = click.option(
     "--at-source",
     metavar="LSN",
@@ -136,7 +117,7 @@ def open_destination(uri: str) -> Destination:
 
 
 def moment_of(moment: int | None) -> datetime | None:
-    """The time that an option of type `Moment` gave."""
+    """The time that an option of type `TimeType` gave."""
     try:
         return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
     except (OSError, OverflowError, ValueError):  # which one depends on the system
@@ -154,18 +135,18 @@ def table_at(archive: Archive, at: str | None, at_source: str | None) -> dict[st
     return {} if at is None else _position_or_time(archive, at)
 
 
-def point_of(archive: Archive, **given: Any) -> dict[str, Any]:
+def point_of(archive: Archive, **options: Any) -> dict[str, Any]:
     """Return what a rebuild takes, from the options of `show` and `restore`."""
     names = {"at": "--at", "at_source": "--at-source", "position": "--position", "moment": "--time"}
-    found = {name: value for name in names if (value := given[name]) is not None}
-    if len(found) > 1:
-        listed = " and ".join(names[name] for name in found)
+    points = {name: value for name in names if (value := options[name]) is not None}
+    if len(points) > 1:
+        listed = " and ".join(names[name] for name in points)
         raise click.UsageError(f"{listed} exclude each other: give one of them")
-    if "at" in found:
-        return _position_or_time(archive, found["at"])
-    if "moment" in found:
-        return {"time": moment_of(found["moment"])}
-    return found
+    if "at" in points:
+        return _position_or_time(archive, points["at"])
+    if "moment" in points:
+        return {"time": moment_of(points["moment"])}
+    return points
 
 
 def _position_or_time(archive: Archive, at: str) -> dict[str, Any]:
@@ -178,7 +159,7 @@ def _position_or_time(archive: Archive, at: str) -> dict[str, Any]:
         try:
             if at.strip().isdigit():  # a mistyped position, more likely than milliseconds
                 raise click.BadParameter(at)
-            return {"time": moment_of(Moment().convert(at, None, None))}
+            return {"time": moment_of(TimeType().convert(at, None, None))}
         except click.BadParameter:
             raise click.UsageError(f"--at {at!r} is not a time, and {error.message}") from None
     return {"position": at}

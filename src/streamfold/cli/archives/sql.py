@@ -65,13 +65,13 @@ async def sql(
     """
     from streamfold.archive.engines.sql import open_sql
 
-    found = await open_archive(uri, **reading)
-    point = table_at(found, at, at_source)
-    expected = found.plan(**point).base.row_count or 0
+    archive = await open_archive(uri, **reading)
+    point = table_at(archive, at, at_source)
+    expected = archive.plan(**point).base.row_count or 0
     async with AsyncExitStack() as stack:
         with ProgressBar("fetching", expected, "rows") as bar:
             fetching = open_sql(
-                found, **point, columns=columns or None, memory=memory, on_rows=bar.update
+                archive, **point, columns=columns or None, memory=memory, on_rows=bar.update
             )
             session = await stack.enter_async_context(fetching)
         printer, rows = ResultPrinter(output), 0
@@ -151,4 +151,4 @@ def _cell(value: msgspec.Raw) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda control: repr(control[0])[1:-1], text)

@@ -43,15 +43,15 @@ class Lines:
         return view.nbytes
 
 
-def kind_of(path: Path | None, given: str | None) -> str:
+def kind_of(path: Path | None, kind: str | None) -> str:
     """Return the kind of file that was asked for, or that the file's extension says.
 
     That is a format of archives, of Streamfold or of an installed package, or one of `_PLAIN`.
     """
-    if given is not None:
-        if not _is_kind(given):
-            raise click.UsageError(f"--format {given!r} is unknown: choose from {_kinds()}")
-        return given
+    if kind is not None:
+        if not _is_kind(kind):
+            raise click.UsageError(f"--format {kind!r} is unknown: choose from {_kinds()}")
+        return kind
     if path is None:
         return "jsonl"
     for ending in ("".join(path.suffixes[-2:]), path.suffix):
@@ -107,8 +107,8 @@ async def write_table(
     """Write a table in a thread, batch by batch as they come, and return the number of rows."""
     from streamfold.archive.engines.table_copy import in_thread
 
-    def write(schema: pa.Schema, found: Iterator[pa.RecordBatch]) -> int:
-        return _writing(kind)(sink, schema, map(counted, found))
+    def write(schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> int:
+        return _writing(kind)(sink, schema, map(counted, rows))
 
     def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
         bar.update(len(batch))

@@ -67,12 +67,12 @@ class ArchiveFolder:
         return Path(f"{self.shown.rstrip('/').rpartition('/')[2]}.state").absolute()
 
     def of(self, table: Table) -> str:
-        """Return where the archive of a table is, as other verbs take it."""
+        """Return where the archive of a table is, as other commands take it."""
         return f"{self.shown.rstrip('/')}/{table.full_name}"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PublicationPlan:
     """One publication of tables: everything but secrets, which the environment has."""
 
     dsn: str
@@ -107,11 +107,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         for table in self.tables:
-            if found := _NOT_IN_FOLDERS.intersection(table.full_name):
+            if characters := _NOT_IN_FOLDERS.intersection(table.full_name):
                 raise InvalidError(
-                    f"table {table.full_name!r} has {' and '.join(sorted(found))} in its name, which "
-                    "cannot name the folder of its archive: run ingest and the snapshotter with a "
-                    "key_prefix instead"
+                    f"table {table.full_name!r} has {' and '.join(sorted(characters))} in its name, "
+                    "which cannot name the folder of its archive: run ingest and the snapshotter with "
+                    "a key_prefix instead"
                 )
 
     @property
@@ -123,6 +123,11 @@ class Plan:
         return self.state / "snapshotter.toml"
 
     @property
+    def snapshotter_address(self) -> Path:
+        """The file that names the address of the snapshotter, for the console."""
+        return self.state / "snapshotter.url"
+
+    @property
     def trim_file(self) -> Path | None:
         """The file that says what the ingester trims; None if streams keep everything."""
         # Others may read the streams of a server that runs elsewhere.
@@ -132,15 +137,12 @@ class Plan:
     def log(self, part: str) -> Path:
         return self.state / "log" / f"{part}.log"
 
-    def serve(self, port: int) -> list[str]:
-        """Return the arguments of the server."""
+    def serve(self, port: int, snapshotter: str) -> list[str]:
+        """Return the arguments of the server; `snapshotter` is its address, or @ and a file."""
+        tables = self.archives.options.get("path", self.archives.shown)
         return [
             *("serve", "--host", _HOST, "--port", str(port), "--local-root", str(self.store)),
-            *(
-                "--tables",
-                self.archives.options.get("path", self.archives.shown),
-                "--no-access-log",
-            ),
+            *("--tables", tables, "--snapshotter", snapshotter, "--no-access-log"),
         ]
 
     def ingest(self, url: str) -> list[str]:
@@ -180,11 +182,11 @@ class Plan:
         return "\n".join(parts)
 
 
-def skipped_records(given: Sequence[str], tables: Sequence[Table]) -> dict[str, list[int]]:
+def skipped_records(texts: Sequence[str], tables: Sequence[Table]) -> dict[str, list[int]]:
     """Return the records by table, each given as TABLE:RECORD; InvalidError if one is wrong."""
     names = {table.full_name for table in tables}
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for text in given:
+    records: defaultdict[str, list[int]] = defaultdict(list)
+    for text in texts:
         table, _, record = text.rpartition(":")
         full = table if "." in table else f"public.{table}"
         if full not in names or not (record.isascii() and record.isdecimal()):
@@ -192,11 +194,11 @@ def skipped_records(given: Sequence[str], tables: Sequence[Table]) -> dict[str, 
                 f"--skip {text!r} is not a table and a record: give one of {sorted(names)}, a colon, "
                 "and the record's seq_num"
             )
-        found[full].append(int(record))
-    return dict(found)
+        records[full].append(int(record))
+    return dict(records)
 
 
-def write_configuration(plan: Plan, folder: Path) -> list[Path]:
+def write_configuration(plan: PublicationPlan, folder: Path) -> list[Path]:
     """Write a configuration that continues what `publish` does; returns the scripts, in order.
 
     ConflictError if one of the files exists: it may have been edited.
@@ -210,7 +212,9 @@ def write_configuration(plan: Plan, folder: Path) -> list[Path]:
         ),
     }
     if plan.endpoint is None:
-        server = _script("Keeps the streams.", plan.serve(_SERVER_PORT))
+        server = _script(
+            "Keeps the streams.", plan.serve(_SERVER_PORT, f"http://{_HOST}:{_STATUS_PORT}")
+        )
         scripts = {"server": server, **scripts}
     texts = {folder / f"{name}.sh": text for name, text in scripts.items()}
     written = texts | {toml: plan.snapshotter(url, _STATUS_PORT)}
@@ -228,7 +232,7 @@ def write_configuration(plan: Plan, folder: Path) -> list[Path]:
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
 
 
-def _ingest_script(plan: Plan, url: str) -> str:
+def _ingest_script(plan: PublicationPlan, url: str) -> str:
     database = {name: text for name, text in parse_dsn(plan.dsn).items() if name not in _SECRETS}
     creation = f"streamfold create-basin {shlex.quote(plan.basin)} --retention-policy infinite"
     if plan.endpoint is None:

@@ -15,12 +15,12 @@ from streamfold.model.units import parse_duration
 
 #: What the parts need, as for `pip install`.
 EXTRAS: Final = "server,postgres,spark"
-_PACKAGES: Final = ("granian", "psycopg2", "pyspark", "s2_sdk")
+_PACKAGES: Final = ("uvloop", "psycopg2", "pyspark", "s2_sdk")
 with needing_extra(EXTRAS):
     from streamfold.archive.write.layout import LAYOUTS, STREAMFOLD
     from streamfold.cli.publishing.plan import (
         ArchiveFolder,
-        Plan,
+        PublicationPlan,
         skipped_records,
         write_configuration,
     )
@@ -187,14 +187,14 @@ def publish(
         )
     for package in _PACKAGES:
         check_installed(package, EXTRAS)
-    found = ArchiveFolder.parse(target)
+    archives = ArchiveFolder.parse(target)
     database = Database(dsn, password_file=password_file)
     tables, now = _look_up(database, patterns)
-    plan = Plan(
+    plan = PublicationPlan(
         dsn,
         tables,
-        found,
-        state=(state or found.state_folder).absolute(),
+        archives,
+        state=(state or archives.state_folder).absolute(),
         endpoint=endpoint,
         token_file=token_file and token_file.absolute(),
         password_file=password_file and password_file.absolute(),
@@ -224,7 +224,11 @@ def publish(
 
 
 async def _run(
-    plan: Plan, database: Database, screen: Screen, environment: dict[str, str], until: Lsn | None
+    plan: PublicationPlan,
+    database: Database,
+    screen: Screen,
+    environment: dict[str, str],
+    until: Lsn | None,
 ) -> None:
     await PublishRun(plan, database, screen, environment).run(until=until)
 

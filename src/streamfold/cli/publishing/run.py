@@ -20,8 +20,8 @@ from streamfold.archive.write.layout import LAYOUTS
 from streamfold.cli.connection import open_basin, open_client
 from streamfold.cli.errors_from_s2 import failure_from_s2
 from streamfold.cli.exit_status import VerbFailedError
-from streamfold.cli.publishing.part import Part
-from streamfold.cli.publishing.plan import Plan
+from streamfold.cli.publishing.command_process import CommandProcess
+from streamfold.cli.publishing.plan import PublicationPlan
 from streamfold.cli.publishing.status import Screen, SlotWatch, StatusBoard
 from streamfold.cli.publishing.trimming import TrimFile, check_archives_have_what_was_trimmed
 from streamfold.cli.target import Target, find_target
@@ -31,7 +31,7 @@ from streamfold.http_client import AsyncHttp, build_request
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.pgoutput import Lsn
 from streamfold.snapshotter.config.model import PUBLISH
-from streamfold.snapshotter.status import TableStatus
+from streamfold.snapshotter.status.table_status import TableStatus
 
 #: Seconds between two looks at the parts.
 _LOOK: Final = 1.0
@@ -52,7 +52,11 @@ class PublishRun:
     """One run of `publish`; `run` returns when it was asked to stop and everything is flushed."""
 
     def __init__(
-        self, plan: Plan, database: Database, screen: Screen, environment: Mapping[str, str]
+        self,
+        plan: PublicationPlan,
+        database: Database,
+        screen: Screen,
+        environment: Mapping[str, str],
     ) -> None:
         self._plan = plan
         self._screen = screen
@@ -69,7 +73,7 @@ class PublishRun:
         self._http = AsyncHttp()
         self._environment = environment
         #: In the order in which they are stopped: the source first, so that the archive gets it all.
-        self._parts: dict[str, tuple[Part, asyncio.Task[None]]] = {}
+        self._parts: dict[str, tuple[CommandProcess, asyncio.Task[None]]] = {}
 
     async def run(self, *, until: Lsn | None) -> None:
         """Publish until a signal stops it, or until the archives have everything before `until`."""
@@ -117,6 +121,7 @@ class PublishRun:
 
     async def _publish(self, until: Lsn | None) -> None:
         if self._plan.endpoint is None:
+            self._plan.snapshotter_address.unlink(missing_ok=True)  # of an earlier run
             self._start("server", self._on_server)
             await self._serving.wait()
         await self._create_basin()
@@ -131,7 +136,7 @@ class PublishRun:
             await asyncio.sleep(_LOOK)
 
     def _start(self, name: str, on_object: Any) -> None:
-        part = Part(
+        part = CommandProcess(
             name,
             {"server": self._serve, "ingest": self._ingest, "snapshotter": self._snapshotter}[name],
             self._plan.log(name),
@@ -155,7 +160,8 @@ class PublishRun:
 
     def _serve(self) -> list[str]:
         # This process has the state folder to itself: a server in it is one that a killed run left.
-        return [*self._plan.serve(self._port), "--take-over"]
+        address = self._plan.snapshotter_address
+        return [*self._plan.serve(self._port, f"@{address}"), "--take-over"]
 
     def _ingest(self) -> list[str]:
         arguments = self._plan.ingest(self._url)
@@ -165,6 +171,7 @@ class PublishRun:
 
     def _snapshotter(self) -> list[str]:
         self._status_port = 0
+        self._plan.snapshotter_address.unlink(missing_ok=True)
         return ["snapshotter", "run", "--config", str(self._plan.snapshotter_file)]
 
     def _on_server(self, line: dict[str, Any]) -> None:
@@ -174,6 +181,7 @@ class PublishRun:
 
     def _on_snapshotter(self, line: dict[str, Any]) -> None:
         self._status_port = line["port"]
+        self._plan.snapshotter_address.write_text(f"http://127.0.0.1:{line['port']}")
 
     def _announce(self) -> None:
         plan = self._plan
@@ -192,9 +200,11 @@ class PublishRun:
     async def _create_basin(self) -> None:
         async with self._client() as client:
             # The last record of a stream is where its table was left, so it must not age out.
-            kept = BasinConfig(default_stream_config=StreamConfig(retention_policy="infinite"))
+            basin_config = BasinConfig(
+                default_stream_config=StreamConfig(retention_policy="infinite")
+            )
             try:
-                await client.create_basin(self._plan.basin, config=kept)
+                await client.create_basin(self._plan.basin, config=basin_config)
             except S2Error as error:
                 if getattr(error, "code", "") != _EXISTS:
                     raise failure_from_s2(error, self._target(), changes=False) from error
@@ -229,10 +239,10 @@ class PublishRun:
             asked = build_request("GET", here, "/status", {}, timeout=_STATUS_TIMEOUT)
             with suppress(httpx.TransportError):
                 async with self._http.send(asked) as answer:
-                    found = msgspec.json.decode(await answer.aread(), type=_Statuses)
-                self._board.on_snapshotter(found.tables)
+                    response = msgspec.json.decode(await answer.aread(), type=_Statuses)
+                self._board.on_snapshotter(response.tables)
                 if self._trim is not None:
-                    self._trim.update(found.tables.values())
+                    self._trim.update(response.tables.values())
         if self._board.all_copied:
             self._recopy = False
 
@@ -244,7 +254,7 @@ class PublishRun:
         statuses = self._board.statuses()
         if until is None or self._board.confirmed < until or not statuses:
             return False
-        left = {name: found for name, found in statuses.items() if not found.state.is_final}
+        left = {name: s for name, s in statuses.items() if not s.state.is_final}
         if any(not status.ready for status in left.values()):
             return False
         try:

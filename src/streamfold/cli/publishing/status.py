@@ -14,9 +14,14 @@ from streamfold.cli.output import Output
 from streamfold.cli.terminal import inert
 from streamfold.ingest.postgres.connection import Database, named_failures
 from streamfold.ingest.postgres.pgoutput import Lsn, lsn_text
-from streamfold.ingest.postgres.slot import Slot, find_slot, flush_lag
+from streamfold.ingest.postgres.slot import ReplicationSlot, find_slot, flush_lag
 from streamfold.model.units import approximate_size
-from streamfold.snapshotter.status import ArtifactStatus, State, TableStatus
+from streamfold.snapshotter.status.table_status import (
+    ArtifactStatus,
+    SparkCounts,
+    State,
+    TableStatus,
+)
 from streamfold.wording import noun
 
 #: Seconds between two lines about a table where each is a new line, unless its state changes.
@@ -35,17 +40,17 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
     bytes: int
 
     @classmethod
-    def of(cls, found: ArtifactStatus | None) -> PublishedArtifact | None:
-        if found is None:
+    def of(cls, artifact: ArtifactStatus | None) -> PublishedArtifact | None:
+        if artifact is None:
             return None
-        return cls(found.at, found.position, found.rows, found.size_bytes)
+        return cls(artifact.at, artifact.position, artifact.rows, artifact.size_bytes)
 
     def __str__(self) -> str:
         rows = noun(self.rows, "row")
         return f"{self.at[11:19]}Z ({self.rows} {rows}, {approximate_size(self.bytes)})"
 
 
-class PublishedTable(msgspec.Struct, frozen=True):
+class TableSummary(msgspec.Struct, frozen=True):
     """One table at one moment; part of the output with --json."""
 
     table: str
@@ -67,8 +72,24 @@ class PublishedTable(msgspec.Struct, frozen=True):
     #: Records that could not be decoded, since the table began, and where they are.
     dead_letters: int = 0
     dead_letters_at: str | None = None
+    #: What Spark did for the table since the snapshotter started.
+    spark: SparkCounts = SparkCounts()
 
     def __str__(self) -> str:
+        return "  ".join(self._parts())
+
+    def lines(self, width: int) -> list[str]:
+        """Return the text in lines of at most so many characters, broken between its parts."""
+        first, *rest = (inert(part) for part in self._parts())
+        lines = [first]
+        for part in rest:
+            if len(lines[-1]) + 2 + len(part) <= width:
+                lines[-1] += f"  {part}"
+            else:
+                lines.append(f"  {part}")
+        return [line[:width] for line in lines]
+
+    def _parts(self) -> list[str]:
         parts = [f"{self.table}  {self.state}"]
         if self.state == "copying" and self.rows_copied is not None:
             parts.append(f"{self.rows_copied} {noun(self.rows_copied, 'row')}")
@@ -80,16 +101,19 @@ class PublishedTable(msgspec.Struct, frozen=True):
                 lag += f", {self.lag_records} {noun(self.lag_records, 'record')}"
             parts.append(lag)
         parts += [
-            f"{kind} {found}"
-            for kind, found in (("diff", self.last_diff), ("base", self.last_base))
-            if found is not None
+            f"{kind} {artifact}"
+            for kind, artifact in (("diff", self.last_diff), ("base", self.last_base))
+            if artifact is not None
         ]
+        if self.spark.jobs:
+            jobs = noun(self.spark.jobs, "job")
+            parts.append(f"Spark {self.spark.jobs} {jobs}, {self.spark.rows} rows")
         if self.dead_letters:
             letters = noun(self.dead_letters, "dead letter")
             parts.append(f"{self.dead_letters} {letters} in {self.dead_letters_at}")
         if self.error is not None:
             parts.append(" ".join(self.error.split()))
-        return "  ".join(parts)
+        return parts
 
 
 class SlotWatch:
@@ -100,14 +124,14 @@ class SlotWatch:
         self._slot = slot
         self._connection: Any = None
 
-    def read(self) -> tuple[Slot, float | None] | None:
+    def read(self) -> tuple[ReplicationSlot, float | None] | None:
         """Return the slot and its lag in seconds; None if there is none."""
         if self._connection is None:
             self._connection = self._database.connect()
         try:
             with named_failures(self._database.shown), self._connection.cursor() as cursor:
-                found = find_slot(cursor, self._slot)
-                return None if found is None else (found, flush_lag(cursor, found))
+                slot = find_slot(cursor, self._slot)
+                return None if slot is None else (slot, flush_lag(cursor, slot))
         except BaseException:
             self.close()
             raise
@@ -124,7 +148,7 @@ class StatusBoard:
     def __init__(self, tables: Iterable[str]) -> None:
         self._ingest: dict[str, dict[str, Any]] = {name: {} for name in tables}
         self._snapshotter: dict[str, TableStatus] = {}
-        self._slot: tuple[Slot, float | None] | None = None
+        self._slot: tuple[ReplicationSlot, float | None] | None = None
         #: The problem with the database, while there is one.
         self.database_error: str | None = None
 
@@ -133,11 +157,11 @@ class StatusBoard:
         if line.get("table") in self._ingest:
             self._ingest[line["table"]] = line
 
-    def on_slot(self, slot: tuple[Slot, float | None] | None) -> None:
+    def on_slot(self, slot: tuple[ReplicationSlot, float | None] | None) -> None:
         self._slot, self.database_error = slot, None
 
-    def on_snapshotter(self, found: dict[str, TableStatus]) -> None:
-        self._snapshotter = found
+    def on_snapshotter(self, statuses: dict[str, TableStatus]) -> None:
+        self._snapshotter = statuses
 
     def forget(self, part: str) -> None:
         """Drop what a part reported, because it has ended."""
@@ -158,10 +182,10 @@ class StatusBoard:
     def statuses(self) -> dict[str, TableStatus]:
         return self._snapshotter
 
-    def tables(self) -> list[PublishedTable]:
+    def tables(self) -> list[TableSummary]:
         return [self._table(name, line) for name, line in self._ingest.items()]
 
-    def _table(self, name: str, line: dict[str, Any]) -> PublishedTable:
+    def _table(self, name: str, line: dict[str, Any]) -> TableSummary:
         published, slot = self._snapshotter.get(name), self._slot
         letters = None if published is None else published.dead_letters
         state = line.get("state", "starting")
@@ -172,7 +196,7 @@ class StatusBoard:
             elif published.state not in (State.STARTING, State.RUNNING):
                 state = str(published.state)
                 error = published.last_error.message if published.last_error else error
-        return PublishedTable(
+        return TableSummary(
             name,
             state,
             lsn_text(slot[0].confirmed) if slot is not None and slot[0].confirmed else None,
@@ -186,10 +210,24 @@ class StatusBoard:
             None if published is None else published.source_head,
             letters.total if letters else 0,
             letters.location if letters else None,
+            SparkCounts() if published is None else published.spark,
         )
 
 
-def _urgent(table: PublishedTable) -> tuple[object, ...]:
+def _screen(tables: list[TableSummary]) -> list[str]:
+    """Return what fits the terminal: lines beyond the screen could not be drawn again."""
+    size = shutil.get_terminal_size()
+    width, fitting = size.columns - 1, max(1, size.lines - 2)
+    lines = [line for table in tables for line in table.lines(width)]
+    if len(lines) <= fitting:
+        return lines
+    lines = [inert(str(table))[:width] for table in tables]
+    if len(lines) > fitting:
+        lines[fitting:] = [f"and {len(lines) - fitting} more tables"]
+    return lines
+
+
+def _urgent(table: TableSummary) -> tuple[object, ...]:
     """Return what a change of is shown at once."""
     return table.state, table.error, table.dead_letters > 0
 
@@ -203,24 +241,18 @@ class Screen:
         self._at_terminal = sys.stdout.isatty() or sys.stderr.isatty()
         self._closed = False
         self._lines: list[str] = []
-        self._shown: dict[str, tuple[PublishedTable, float]] = {}
+        self._shown: dict[str, tuple[TableSummary, float]] = {}
 
     def announce(self, shape: dict[str, object], *lines: str) -> None:
         """Show what begins."""
         self._output.show(shape, "\n".join(lines))
 
-    def show(self, tables: Iterable[PublishedTable]) -> None:
+    def show(self, tables: Iterable[TableSummary]) -> None:
         """Show the status of all tables."""
         if self._closed:
             return
         if self._live:
-            size = shutil.get_terminal_size()
-            lines = [inert(str(table))[: size.columns - 1] for table in tables]
-            # Lines beyond the screen could not be drawn again.
-            fitting = max(1, size.lines - 2)
-            if len(lines) > fitting:
-                lines[fitting:] = [f"and {len(lines) - fitting} more tables"]
-            self._draw(lines)
+            self._draw(_screen(list(tables)))
             return
         now = time.monotonic()
         for table in tables:

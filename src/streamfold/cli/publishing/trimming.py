@@ -20,10 +20,10 @@ from s2_sdk import S2Basin
 from streamfold.archive.errors import ManifestNotFoundError
 from streamfold.archive.write.layout import Layout
 from streamfold.cli.archives.options import open_archive
-from streamfold.cli.publishing.plan import Plan
+from streamfold.cli.publishing.plan import PublicationPlan
 from streamfold.errors import ConflictError
 from streamfold.follow.clients.s2 import S2Client
-from streamfold.snapshotter.status import TableStatus
+from streamfold.snapshotter.status.table_status import TableStatus
 from streamfold.wording import reason_of
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class TrimFile:
         draft.replace(self._file)
 
 
-async def check_archives_have_what_was_trimmed(plan: Plan, basin: S2Basin) -> None:
+async def check_archives_have_what_was_trimmed(plan: PublicationPlan, basin: S2Basin) -> None:
     """Raise ConflictError if a table has no archive, and its stream no longer begins with its copy."""
     for table in plan.tables:
         first = await S2Client(basin.stream(table.full_name)).peek(0, 1)

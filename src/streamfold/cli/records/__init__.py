@@ -1,1 +1,1 @@
-"""Verbs on records: append, read, trim, fence, copy."""
+"""Commands for records: append, read, trim, fence, copy."""

@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal, TypeAlias
 
 import click
 import msgspec
@@ -22,7 +22,7 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import condition_options, encryption_option, open_stream, verb
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.output import Output, ProgressBar
-from streamfold.cli.parameters import stream_argument
+from streamfold.cli.parameters import RecordFormatType, stream_argument
 from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class RecordLine(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     timestamp: int | None = None
     #: Accepted and ignored: the append assigns another.
     seq_num: int | None = None
+    #: Marks a record whose body, header names and header values are in base64.
+    encoding: Literal["base64"] | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(RecordLine)
@@ -109,7 +111,7 @@ _DECODER: Final = msgspec.json.Decoder(RecordLine)
 
 def line_parser(record_format: str) -> Parser:
     """Return the parser of lines in this format."""
-    return {"text": _parse_text, "json": _parse_json, "base64": _parse_base64}[record_format]
+    return {"text": _parse_text, "json": _parse_json, "json-base64": _parse_base64}[record_format]
 
 
 def _parse_text(line: bytes) -> Parsed:
@@ -118,12 +120,17 @@ def _parse_text(line: bytes) -> Parsed:
 
 def _parse_json(line: bytes) -> Parsed:
     record = _DECODER.decode(line)
+    if record.encoding == "base64":
+        return _decoded(record)
     headers = [(name.encode(), value.encode()) for name, value in record.headers]
     return record.body.encode(), headers, record.timestamp
 
 
 def _parse_base64(line: bytes) -> Parsed:
-    record = _DECODER.decode(line)
+    return _decoded(_DECODER.decode(line))
+
+
+def _decoded(record: RecordLine) -> Parsed:
     headers = [(_bytes(name), _bytes(value)) for name, value in record.headers]
     return _bytes(record.body), headers, record.timestamp
 
@@ -132,10 +139,10 @@ def _bytes(text: str) -> bytes:
     return b64decode(text, validate=True)
 
 
-def parse_headers(given: Sequence[str]) -> Headers:
+def parse_headers(texts: Sequence[str]) -> Headers:
     """Parse headers written NAME=VALUE."""
     headers = []
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise click.UsageError(f"header {text!r} must be written NAME=VALUE")
@@ -173,7 +180,9 @@ class Batcher:
             if headers:
                 metered += sum(2 + len(name) + len(value) for name, value in headers)
             if metered > _BATCH_BYTES:
-                raise self._refusal(f"has {metered} bytes, and a record may have {_BATCH_BYTES}")
+                raise self._refusal(
+                    f"has {metered} metered bytes, and a record may have {_BATCH_BYTES}"
+                )
             if len(records) == _BATCH_RECORDS or size + metered > _BATCH_BYTES:
                 yield self._batch(records)
                 records, size = [], 0
@@ -204,7 +213,7 @@ class Batcher:
 @click.option(
     "--format",
     "record_format",
-    type=click.Choice(["text", "json", "base64"]),
+    type=RecordFormatType(),
     default="text",
     show_default=True,
     help="What a line is: a body; a JSON object; one with body and headers in base64.",
@@ -256,7 +265,9 @@ async def append(
     parse, every = line_parser(record_format), parse_headers(headers)
     batcher = Batcher(parse, every, match_seq_num, fencing_token)
     stream = open_stream(s2, ref, encryption_key_file)
-    progress = Progress()
+    if source.isatty():
+        output.note("Each line becomes a record when you press Enter. Ctrl-D ends the input.")
+    progress = AppendCounts()
     try:
         async with stream.append_session(
             max_unacked_bytes=_UNACKED_BYTES, max_unacked_batches=_UNACKED_BATCHES
@@ -268,7 +279,7 @@ async def append(
 
 
 @dataclass(slots=True)
-class Progress:
+class AppendCounts:
     """Counts what has been acknowledged."""
 
     records: int = 0
@@ -309,8 +320,8 @@ class Progress:
 
 def _file_bytes(source: BinaryIO) -> int:
     """Return how long a file is; 0 for what has no end yet."""
-    found = os.fstat(source.fileno())
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    status = os.fstat(source.fileno())
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 async def _batches(
@@ -324,7 +335,7 @@ async def _batches(
 
 
 async def append_all(
-    session: AppendSession, batches: AsyncIterator[AppendInput], progress: Progress
+    session: AppendSession, batches: AsyncIterator[AppendInput], progress: AppendCounts
 ) -> None:
     """Send `batches` and note their acknowledgements, concurrently.
 
@@ -354,7 +365,7 @@ async def _send(
 
 
 async def _acknowledge(
-    tickets: asyncio.Queue[BatchSubmitTicket | None], progress: Progress
+    tickets: asyncio.Queue[BatchSubmitTicket | None], progress: AppendCounts
 ) -> None:
     while (ticket := await tickets.get()) is not None:
         progress.note(await ticket)

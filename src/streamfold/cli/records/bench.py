@@ -20,10 +20,10 @@ from streamfold.cli.records.load import (
     MIB,
     RECORD_MAX,
     RECORD_MIN,
-    Follower,
     Load,
-    Measured,
-    Writer,
+    LoadMeasurement,
+    LoadReader,
+    LoadWriter,
     catch_up,
 )
 from streamfold.cli.terminal import aligned, styled
@@ -57,7 +57,7 @@ _HEADINGS = ("", "records", "MiB", "seconds", "records/s", "MiB/s", *_NAMES)
     type=FiniteFloat(min=0),
     default=1.0,
     show_default=True,
-    help="MiB per second to append; 0 for as many as the server takes.",
+    help="MiB per second to append; 0 for as fast as the server goes.",
 )
 @click.option(
     "--duration",
@@ -89,11 +89,11 @@ async def bench(
     max_bytes: int,
     catchup_delay: int,
 ) -> None:
-    """Measure a server: appends, a follower, and a catch-up read, all with checked content.
+    """Measure appends, a follower and a catch-up read, and verify all content.
 
-    One session appends to a new stream while a follower reads it; then all is read from the start.
-    Latencies are in milliseconds: of appends until the ack, of following from the append to the reader.
-    The stream is deleted at the end. Without BASIN, a new basin is used and deleted, too.
+    One session appends to a new stream while a follower reads it. A catch-up read then reads everything
+    from the start. Latencies are in milliseconds: from append to ack, and from append to follower. The
+    stream is deleted at the end. Without BASIN, the command creates a basin, and deletes it too.
     """
     if not RECORD_MIN <= record_size <= RECORD_MAX:
         raise click.UsageError(f"--record-size {record_size} must be {RECORD_MIN} to {RECORD_MAX}")
@@ -101,21 +101,21 @@ async def bench(
         raise click.UsageError("--duration and --max-bytes must allow for one record at least")
     load = Load(record_size, target_mibps * MIB, duration, max_bytes)
     async with _temporary_stream(s2, basin, storage_class, output) as (name, stream):
-        writer = Writer(stream, load)
-        follower = Follower(stream, writer)
+        writer = LoadWriter(stream, load)
+        follower = LoadReader(stream, writer)
         live = _Live(output, {"append": writer.measured, "follow": follower.measured})
         await _together(writer.run(), follower.run(), beside=live.run())
         if catchup_delay:
             output.note(f"waiting {catchup_delay} s before the catch-up read")
             await asyncio.sleep(catchup_delay)
-        found = {
+        measurements = {
             "append": writer.measured,
             "follow": follower.measured,
             "catch_up": await catch_up(stream, writer.total.result()),
         }
     shape: Shape = {"stream": name, "record_bytes": record_size, "verified": True}
-    shape |= {part: _shape(measured) for part, measured in found.items()}
-    lines = _table({part.replace("_", "-"): measured for part, measured in found.items()})
+    shape |= {part: _shape(measured) for part, measured in measurements.items()}
+    lines = _table({part.replace("_", "-"): measured for part, measured in measurements.items()})
     lines.append(
         f"every record was read twice, in order and unchanged: {writer.measured.records:,}"
     )
@@ -169,7 +169,7 @@ async def _together(*work: Coroutine[Any, Any, None], beside: Coroutine[Any, Any
 class _Live:
     """Draws the table again and again, over itself, where standard error is a terminal."""
 
-    def __init__(self, output: Output, parts: dict[str, Measured]) -> None:
+    def __init__(self, output: Output, parts: dict[str, LoadMeasurement]) -> None:
         self._shown = sys.stderr.isatty() and not output.as_json
         self._parts = parts
         self._lines = 0
@@ -190,7 +190,7 @@ class _Live:
         self._lines = 0
 
 
-def _shape(measured: Measured) -> Shape:
+def _shape(measured: LoadMeasurement) -> Shape:
     seconds = max(measured.seconds, 1e-9)
     shape: Shape = {
         "records": measured.records,
@@ -204,12 +204,12 @@ def _shape(measured: Measured) -> Shape:
     return shape
 
 
-def _percentiles(measured: Measured) -> Sequence[float]:
+def _percentiles(measured: LoadMeasurement) -> Sequence[float]:
     values = np.percentile(np.array(measured.latencies), _PERCENTILES)
     return [round(float(value), 3) for value in values]
 
 
-def _table(parts: dict[str, Measured]) -> list[str]:
+def _table(parts: dict[str, LoadMeasurement]) -> list[str]:
     rows = []
     for part, measured in parts.items():
         seconds = max(measured.seconds, 1e-9)

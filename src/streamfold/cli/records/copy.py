@@ -23,34 +23,34 @@ from streamfold.wording import noun
 if TYPE_CHECKING:
     from s2_sdk import S2
 
-    from streamfold.cli.records.stream_copy import Copied, Options
+    from streamfold.cli.records.stream_copy import CopyOptions, CopyReport
 
 _SCHEME = "s2://"
 
 
-class Part(NamedTuple):
+class BasinOrStream(NamedTuple):
     """A basin, or one stream of it."""
 
     basin: str
     stream: str | None
 
 
-class PartType(click.ParamType[Part]):
+class PartType(click.ParamType[BasinOrStream]):
     """A basin or a stream, written s2://basin or s2://basin/stream."""
 
     name = "s2://basin[/stream]"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Part:
-        if isinstance(value, Part):
+    ) -> BasinOrStream:
+        if isinstance(value, BasinOrStream):
             return value
         basin, _, stream = str(value).removeprefix(_SCHEME).partition("/")
         if not basin:
             self.fail(
                 f"{value!r} names no basin: write s2://basin, or s2://basin/stream", param, ctx
             )
-        return Part(basin, stream or None)
+        return BasinOrStream(basin, stream or None)
 
 
 @verb("copy", changes=True)
@@ -71,8 +71,8 @@ class PartType(click.ParamType[Part]):
 async def copy(
     s2: S2,
     output: Output,
-    source: Part,
-    target: Part,
+    source: BasinOrStream,
+    target: BasinOrStream,
     from_endpoint: str | None,
     from_token_file: Path | None,
     from_context: str | None,
@@ -84,14 +84,14 @@ async def copy(
 ) -> None:
     """Copy a stream, or all streams of a basin, from one server to another.
 
-    The target is on the server that all verbs use; --from-endpoint says where the source is. Basin and
-    streams are created if they are missing, with the configuration of the source. Called
-    again, an interrupted copy resumes where it ended, and a complete one copies what is new.
+    The target is on the server that all commands use; --from-endpoint names the source's server.
+    Missing basins and streams are created with the source's configuration. Run again, an interrupted
+    copy resumes where it stopped, and a complete one copies what is new.
     """
-    from streamfold.cli.records.stream_copy import Options
+    from streamfold.cli.records.stream_copy import CopyOptions
 
     _check(source, target, prefix, pad=pad, renumber=renumber)
-    copier = _Copier(s2, output, encryption_key_file, Options(pad, renumber, verify))
+    copier = _Copier(s2, output, encryption_key_file, CopyOptions(pad, renumber, verify))
     if from_endpoint is None and from_token_file is None and from_context is None:
         await copier.copy(s2, source, target, prefix)
         return
@@ -100,7 +100,9 @@ async def copy(
         await copier.copy(origin, source, target, prefix)
 
 
-def _check(source: Part, target: Part, prefix: str, *, pad: bool, renumber: bool) -> None:
+def _check(
+    source: BasinOrStream, target: BasinOrStream, prefix: str, *, pad: bool, renumber: bool
+) -> None:
     if pad and renumber:
         raise click.UsageError("--pad and --renumber exclude each other: choose one")
     if source.stream is not None and prefix:
@@ -112,13 +114,15 @@ def _check(source: Part, target: Part, prefix: str, *, pad: bool, renumber: bool
 class _Copier:
     """Copies streams one after the other, and prints the result of each."""
 
-    def __init__(self, s2: S2, output: Output, key_file: Path | None, options: Options) -> None:
+    def __init__(self, s2: S2, output: Output, key_file: Path | None, options: CopyOptions) -> None:
         self._s2 = s2
         self._output = output
         self._key_file = key_file
         self._options = options
 
-    async def copy(self, origin: S2, source: Part, target: Part, prefix: str) -> None:
+    async def copy(
+        self, origin: S2, source: BasinOrStream, target: BasinOrStream, prefix: str
+    ) -> None:
         if source.stream is not None:
             # Before anything is created, so that a missing source leaves no basin behind.
             await open_basin(origin, source.basin).get_stream_config(source.stream)
@@ -169,7 +173,7 @@ class _Copier:
         await here.reconfigure_stream(target.stream, config=final)
         self._show(source, target, copied)
 
-    def _show(self, source: StreamRef, target: StreamRef, copied: Copied) -> None:
+    def _show(self, source: StreamRef, target: StreamRef, copied: CopyReport) -> None:
         shape = {
             "source": str(source),
             "target": str(target),

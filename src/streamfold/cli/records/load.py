@@ -41,7 +41,7 @@ _REST = 60.0
 
 
 @dataclass(slots=True)
-class Measured:
+class LoadMeasurement:
     """What one part of the load did so far; latencies in milliseconds."""
 
     records: int = 0
@@ -97,7 +97,7 @@ class Chain:
             )
 
 
-class Writer:
+class LoadWriter:
     """Appends records at a rate, until the time or the bytes are used up."""
 
     def __init__(self, stream: S2Stream, load: Load) -> None:
@@ -107,7 +107,7 @@ class Writer:
         self._input, self._record = AppendInput, Record
         self._chain = Chain()
         self._filling = os.urandom(load.record_bytes - _OVERHEAD - 8)
-        self.measured = Measured()
+        self.measured = LoadMeasurement()
         #: Records that were acknowledged; known at the end.
         self.total: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -170,13 +170,13 @@ class Writer:
             self.measured.add(count, count * self._load.record_bytes)
 
 
-class Follower:
+class LoadReader:
     """Reads and checks what is appended, as it arrives."""
 
-    def __init__(self, stream: S2Stream, writer: Writer) -> None:
+    def __init__(self, stream: S2Stream, writer: LoadWriter) -> None:
         self._stream, self._writer = stream, writer
         self._chain = Chain()
-        self.measured = Measured()
+        self.measured = LoadMeasurement()
 
     async def run(self) -> None:
         from s2_sdk import SeqNum
@@ -202,42 +202,42 @@ class Follower:
             await _close(session, reading)
 
     async def _read(self, session: ReadSession) -> None:
-        found = self.measured
+        measured = self.measured
         async for batch in session:
             now = (time.perf_counter() - self._writer.measured.began) * 1e6
             for record in batch.records:
                 self._chain.check(record)
-                found.latencies.append((now - record.timestamp) / 1000)
-            found.add(*_extent(batch.records))
-            found.ended = time.perf_counter()
+                measured.latencies.append((now - record.timestamp) / 1000)
+            measured.add(*_extent(batch.records))
+            measured.ended = time.perf_counter()
             total = self._writer.total
-            if total.done() and found.records >= total.result():
+            if total.done() and measured.records >= total.result():
                 return
 
 
-async def catch_up(stream: S2Stream, records: int) -> Measured:
+async def catch_up(stream: S2Stream, records: int) -> LoadMeasurement:
     """Read and check all records from the first, as quickly as the server sends them."""
     from s2_sdk import ReadLimit, SeqNum
 
     session = stream.read_session(start=SeqNum(0), limit=ReadLimit(count=records))
-    chain, found = Chain(), Measured()
+    chain, measured = Chain(), LoadMeasurement()
     try:
         async for batch in session:
             for record in batch.records:
                 chain.check(record)
-            found.add(*_extent(batch.records))
-            if found.records >= records:
+            measured.add(*_extent(batch.records))
+            if measured.records >= records:
                 break
     finally:
         await _close(session)
-    found.ended = time.perf_counter()
-    if found.records != records:
+    measured.ended = time.perf_counter()
+    if measured.records != records:
         raise VerbFailedError(
             "records_missing",
-            f"a catch-up read returned {found.records} of {records} acknowledged records: look at "
+            f"a catch-up read returned {measured.records} of {records} acknowledged records: look at "
             "the server's log",
         )
-    return found
+    return measured
 
 
 async def _close(session: ReadSession, *readers: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""Verbs on a stream's positions: its tail, its first record (trim), its fencing token (fence)."""
+"""Commands for a stream's tail, its first record (trim) and its fencing token (fence)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _U64_MAX = (1 << 64) - 1
 @verb("check-tail")
 @stream_argument
 async def check_tail(s2: S2, output: Output, ref: StreamRef) -> None:
-    """Show the seq_num that the next record gets, and the timestamp of the last."""
+    """Show the seq_num that the next record will get, and the timestamp of the last record."""
     tail = await open_basin(s2, ref.basin).stream(ref.stream).check_tail()
     text = f"seq_num {tail.seq_num}"
     if tail.timestamp:
@@ -60,20 +60,19 @@ async def trim(
 ) -> None:
     """Remove all records before SEQ_NUM, so that they can no longer be read.
 
-    A trim is itself a record, and is acknowledged as one. Beyond the tail it asks first, unless --yes
-    is given.
+    A trim is itself a record, and is acknowledged as one. Readers may still get the records for some
+    seconds. Asks first, unless --yes is given.
     """
     from s2_sdk import CommandRecord
 
     stream = open_stream(s2, ref, encryption_key_file)
     if not yes:
         tail = (await stream.check_tail()).seq_num
-        if seq_num > tail:
-            confirm(f"remove every record: the tail is {tail}, before {seq_num}", yes=yes)
+        uri = f"s2://{ref.basin}/{ref.stream}"
+        confirm(f"remove all records before {seq_num} from {uri}, whose tail is {tail}", yes=yes)
     ack = await _append(stream, CommandRecord.trim(seq_num), match_seq_num, fencing_token)
-    output.show(
-        json_output.ack(ack), f"trimmed up to seq_num {seq_num}, by record {ack.start.seq_num}"
-    )
+    text = f"trimmed up to seq_num {seq_num}, by record {ack.start.seq_num}"
+    output.show(json_output.ack(ack), f"{text}; readers may still get the records for some seconds")
 
 
 @verb("fence", changes=True)
@@ -90,7 +89,7 @@ async def fence(
     fencing_token: str | None,
     encryption_key_file: Path | None,
 ) -> None:
-    """Set the stream's fencing token to NEW_TOKEN: appends that carry another one then fail.
+    """Set the stream's fencing token to NEW_TOKEN: appends that carry a different token then fail.
 
     An empty token removes it. A fence is itself a record, and is acknowledged as one.
     """

@@ -13,7 +13,13 @@ from streamfold.cli import json_output
 from streamfold.cli.connection import encryption_option, open_stream, verb
 from streamfold.cli.exit_status import OutputClosedError
 from streamfold.cli.output import Output, output_closed
-from streamfold.cli.parameters import ByteSize, Duration, Moment, stream_argument
+from streamfold.cli.parameters import (
+    ByteSize,
+    Duration,
+    RecordFormatType,
+    TimeType,
+    stream_argument,
+)
 from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ _follow_option = click.option(
 _format_option = click.option(
     "--format",
     "record_format",
-    type=click.Choice(["text", "json", "base64"]),
+    type=RecordFormatType(),
     help="Print bodies, JSON objects, or JSON objects with body and headers in base64.  "
     "[default: text, or json with --json]",
 )
@@ -39,14 +45,14 @@ _format_option = click.option(
 @verb("read")
 @stream_argument
 @click.option("--seq-num", type=click.IntRange(min=0), metavar="N", help="Start at this seq_num.")
-@click.option("--timestamp", type=Moment(), help="Start at this time (ms, or RFC 3339).")
+@click.option("--timestamp", type=TimeType(), help="Start at this time (ms, or RFC 3339).")
 @click.option("--tail-offset", type=click.IntRange(min=0), metavar="N",
               help="Start this many records before the tail.")  # fmt: skip
 @click.option("--ago", type=Duration(), help="Start this long ago: 15m, 2h.")
 @click.option("--limit-count", "-n", type=click.IntRange(min=0), metavar="N",
               help="At most this many records.")  # fmt: skip
 @click.option("--limit-bytes", type=ByteSize(), help="At most this many metered bytes: 1MiB.")
-@click.option("--until", type=Moment(), help="Only records before this time.")
+@click.option("--until", type=TimeType(), help="Only records before this time.")
 @click.option("--clamp", is_flag=True, help="Start at the tail if the start is beyond it.")
 @_follow_option
 @_format_option
@@ -67,7 +73,7 @@ async def read(
     record_format: str | None,
     encryption_key_file: Path | None,
 ) -> None:
-    """Print records, from the first one unless a start is given, up to the tail.
+    """Print the records up to the tail, from the first one unless a start is given.
 
     With --follow, records are printed as they arrive, until a limit is reached or Ctrl-C.
     """
@@ -80,6 +86,7 @@ async def read(
         **_extent(limit_count, limit_bytes, follow=follow, limited=until is not None),
     )
     await _print(session, printer, None if follow else 0 if clamp else seq_num or 0)
+    printer.note_if_empty()
 
 
 @verb("tail")
@@ -98,7 +105,7 @@ async def tail(
     record_format: str | None,
     encryption_key_file: Path | None,
 ) -> None:
-    """Print the last records; with --follow, also new ones as they arrive, until Ctrl-C."""
+    """Print the last records and, with --follow, new ones as they arrive until Ctrl-C."""
     from s2_sdk import TailOffset
 
     printer = RecordPrinter(output, record_format)
@@ -106,6 +113,7 @@ async def tail(
         start=TailOffset(lines), clamp_to_tail=True, **_extent(None, None, follow=follow)
     )
     await _print(session, printer, None if follow else 0)
+    printer.note_if_empty()
 
 
 def _start(
@@ -113,8 +121,8 @@ def _start(
 ) -> SeqNum | Timestamp | TailOffset:
     from s2_sdk import SeqNum, TailOffset, Timestamp
 
-    given = [value for value in (seq_num, timestamp, tail_offset, ago) if value is not None]
-    if len(given) > 1:
+    starts = [value for value in (seq_num, timestamp, tail_offset, ago) if value is not None]
+    if len(starts) > 1:
         raise click.UsageError(
             "--seq-num, --timestamp, --tail-offset and --ago exclude each other: give one start"
         )
@@ -147,8 +155,15 @@ class RecordPrinter:
             raise click.UsageError("--json and --format text exclude each other: choose one")
         self._output = output
         self._format = record_format or ("json" if output.as_json else "text")
+        self._empty = True
+
+    def note_if_empty(self) -> None:
+        """Tell a person at a terminal that nothing was read."""
+        if self._empty and self._output.at_terminal:
+            self._output.note("No records.")
 
     def print(self, records: list[SequencedRecord]) -> None:
+        self._empty = self._empty and not records
         if self._format == "text":
             self._print_bodies(records)
             return

@@ -30,7 +30,7 @@ from s2_sdk import (
 
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.output import ProgressBar
-from streamfold.cli.records.append import Progress, append_all
+from streamfold.cli.records.append import AppendCounts, append_all
 from streamfold.model.records import BATCH_RECORDS_MAX, TRIM_COMMAND
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _EXISTS: Final = "resource_already_exists"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CopyOptions:
     """How to copy a source whose first records were trimmed, and how to verify the copy."""
 
     pad: bool
@@ -58,7 +58,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyReport:
     """What a copy of one stream did."""
 
     records: int
@@ -82,7 +82,7 @@ class StreamCopy:
         self,
         source: S2Stream,
         target: S2Stream,
-        options: Options,
+        options: CopyOptions,
         note: Callable[[str], None],
         prepare: Callable[[], Awaitable[object]],
     ) -> None:
@@ -92,7 +92,7 @@ class StreamCopy:
         self._note = note
         self._prepare = prepare
 
-    async def run(self) -> Copied:
+    async def run(self) -> CopyReport:
         """Copy everything up to the source's present tail."""
         first, end = await _extent(self._source)
         tail = (await self._target.check_tail()).seq_num
@@ -100,9 +100,9 @@ class StreamCopy:
         self._check_positions(first.seq_num, end, tail, shift)
         await self._check_last(tail, shift)
         await self._prepare()
-        wanted = end - shift - tail
-        with ProgressBar("copy", wanted, "records", least=_BAR_RECORDS) as bar:
-            progress = _Noted(self._note, wanted, bar)
+        records = end - shift - tail
+        with ProgressBar("copy", records, "records", least=_BAR_RECORDS) as bar:
+            progress = _Noted(self._note, records, bar)
             async with self._target.append_session(
                 max_unacked_bytes=_UNACKED_BYTES, max_unacked_batches=_UNACKED_BATCHES
             ) as session:
@@ -114,7 +114,7 @@ class StreamCopy:
                 verified, digest = await compare(
                     self._source, self._target, start, end - shift, shift, bar
                 )
-        return Copied(wanted, tail, end - shift, shift, verified, digest)
+        return CopyReport(records, tail, end - shift, shift, verified, digest)
 
     async def _shift(self, first: int, tail: int) -> int:
         if not self._options.renumber:
@@ -193,14 +193,14 @@ class _First:
     timestamp: int
 
 
-class _Noted(Progress):
+class _Noted(AppendCounts):
     """Notes progress now and then, unless a bar shows it."""
 
-    def __init__(self, note: Callable[[str], None], wanted: int, bar: ProgressBar) -> None:
+    def __init__(self, note: Callable[[str], None], total: int, bar: ProgressBar) -> None:
         super().__init__()
         self._bar = bar
         self._note_progress = note
-        self._wanted = wanted
+        self._total = total
         self._next = monotonic() + _NOTE_INTERVAL
 
     def note(self, ack: AppendAck) -> None:
@@ -208,7 +208,7 @@ class _Noted(Progress):
         self._bar.update(ack.end.seq_num - ack.start.seq_num)
         if not self._bar.shown and monotonic() >= self._next:
             self._next = monotonic() + _NOTE_INTERVAL
-            self._note_progress(f"{self.records} of {self._wanted} records")
+            self._note_progress(f"{self.records} of {self._total} records")
 
 
 async def create_target(
@@ -320,8 +320,8 @@ async def _record(stream: S2Stream, seq_num: int) -> SequencedRecord | None:
         batch = await stream.read(start=SeqNum(seq_num), limit=ReadLimit(count=1))
     except ReadUnwrittenError:
         return None
-    found = batch.records[0] if batch.records else None
-    return found if found is not None and found.seq_num == seq_num else None
+    record = batch.records[0] if batch.records else None
+    return record if record is not None and record.seq_num == seq_num else None
 
 
 async def _extent(stream: S2Stream) -> tuple[_First, int]:
@@ -346,11 +346,11 @@ def _padding(start: int, end: int, timestamp: int) -> Iterator[list[Record]]:
         yield batch
 
 
-def _same(wanted: Record, found: SequencedRecord) -> bool:
-    return (wanted.body, list(map(tuple, wanted.headers)), wanted.timestamp) == (
-        found.body,
-        list(map(tuple, found.headers)),
-        found.timestamp,
+def _same(expected: Record, record: SequencedRecord) -> bool:
+    return (expected.body, list(map(tuple, expected.headers)), expected.timestamp) == (
+        record.body,
+        list(map(tuple, record.headers)),
+        record.timestamp,
     )
 
 

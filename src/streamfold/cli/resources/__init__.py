@@ -1,1 +1,1 @@
-"""Verbs on basins, streams, access tokens and usage."""
+"""Commands for basins, streams, access tokens and usage."""

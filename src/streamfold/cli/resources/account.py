@@ -1,4 +1,4 @@
-"""Verbs on access tokens, and verbs that show the usage of an account, a basin or a stream."""
+"""Commands for access tokens, and for the usage of an account, a basin or a stream."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import click
 from streamfold.cli import json_output
 from streamfold.cli.connection import verb
 from streamfold.cli.json_output import rfc3339
-from streamfold.cli.output import Output, Table
-from streamfold.cli.parameters import Duration, Moment, basin_argument, stream_argument
+from streamfold.cli.output import ListingOutput, Output, nothing_listed
+from streamfold.cli.parameters import Duration, TimeType, basin_argument, stream_argument
 from streamfold.cli.resources.streams import first
 from streamfold.model.names import StreamRef
 
@@ -36,9 +36,9 @@ _PERMISSIONS = {"r": "read", "w": "write", "rw": "read-write"}
 
 @verb("issue-access-token", changes=True)
 @click.argument("token_id", metavar="ID")
-@click.option("--basins", metavar="SET", help="Basins that it may use.")
-@click.option("--streams", metavar="SET", help="Streams that it may use.")
-@click.option("--access-tokens", metavar="SET", help="Access tokens that it may manage.")
+@click.option("--basins", metavar="SET", help="Basins that the token may use.")
+@click.option("--streams", metavar="SET", help="Streams that the token may use.")
+@click.option("--access-tokens", metavar="SET", help="Access tokens that the token may manage.")
 @click.option(
     "--op-group-perms",
     metavar="GROUP=r|w|rw,...",
@@ -48,7 +48,7 @@ _PERMISSIONS = {"r": "read", "w": "write", "rw": "read-write"}
     "--ops", metavar="OP,...", help="Operations it allows, one by one: append,check-tail."
 )
 @click.option("--expires-in", type=Duration(), metavar="AGE", help="For how long: 30d.")
-@click.option("--expires-at", type=Moment(), help="Until when.")
+@click.option("--expires-at", type=TimeType(), help="Until when.")
 @click.option(
     "--auto-prefix-streams",
     is_flag=True,
@@ -69,8 +69,8 @@ async def issue_access_token(
 ) -> None:
     """Issue an access token and print it; it cannot be shown again.
 
-    A SET is a prefix of names, or one name written =NAME; '' is all names. A set that is not given
-    is empty.
+    A SET is a prefix of names, or one name written =NAME; '' is all names. A set that you omit is
+    empty.
     """
     from s2_sdk import AccessTokenScope
 
@@ -104,7 +104,8 @@ async def list_access_tokens(
 ) -> None:
     """List access tokens, without their secrets, in the order of their ids."""
     items = s2.list_all_access_tokens(prefix=prefix, start_after=start_after)
-    table = Table(output, "id", "expiry", "scope", "")
+    nothing = nothing_listed("access tokens", prefix, start_after, names="ids")
+    table = ListingOutput(output, "id", "expiry", "scope", "", empty=nothing)
     async for info in first(items, limit):
         expiry = f"expires {rfc3339(info.expires_at)}" if info.expires_at else "does not expire"
         table.add(json_output.access_token(info), info.id, expiry, _scope_text(info.scope), "")
@@ -161,12 +162,14 @@ def _groups(text: str | None) -> OperationGroupPermissions | None:
 def _operations(text: str | None) -> list[Operation]:
     from s2_sdk import Operation
 
-    known = {operation.value: operation for operation in Operation}
+    operations = {operation.value: operation for operation in Operation}
     names = text.split(",") if text else []
     for name in names:
-        if name not in known:
-            raise click.UsageError(f"--ops {name!r} is unknown: choose from {', '.join(known)}")
-    return [known[name] for name in names]
+        if name not in operations:
+            raise click.UsageError(
+                f"--ops {name!r} is unknown: choose from {', '.join(operations)}"
+            )
+    return [operations[name] for name in names]
 
 
 def _expiry(seconds: int | None, moment: int | None) -> datetime | None:
@@ -201,11 +204,11 @@ def _question(sets: Iterable[str]) -> Callable[[Function], Function]:
     def add(function: Function) -> Function:
         for option in (
             click.option("--interval", type=click.Choice(["minute", "hour", "day"])),
-            click.option("--end", type=Moment(), help="Up to this time.  [default: now]"),
+            click.option("--end", type=TimeType(), help="Up to this time.  [default: now]"),
             click.option(
                 "--start",
-                type=Moment(),
-                help="From this time on (ms, or RFC 3339).  [default: an hour before the end]",
+                type=TimeType(),
+                help="Start of the period (ms, or RFC 3339).  [default: an hour before the end]",
             ),
             click.argument("metric_set", type=click.Choice(list(sets)), metavar="SET"),
         ):

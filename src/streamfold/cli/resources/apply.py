@@ -80,11 +80,11 @@ _FILE_OPTION = click.option(
 async def apply(
     s2: S2, output: Output, file: Path | None, named: Path | None, dry_run: bool
 ) -> None:
-    """Make basins and streams what a file says.
+    """Create and configure basins and streams from a file.
 
-    FILE is JSON, as for `serve --init-file` and S2's own `apply`; - is standard input. What is missing
-    is created, what differs gets the file's configuration, and what the file does not name stays as it
-    is: nothing is ever deleted. Applying a file twice changes nothing the second time.
+    FILE is JSON, as for `serve --init-file` and S2's own `apply`; - is standard input. Missing
+    resources are created, and existing ones get the file's configuration. Resources that the file does
+    not name stay as they are, and nothing is ever deleted. A second run changes nothing.
     """
     spec = _read(file, named)
     with ProgressBar("apply", _count(spec), "resources", least=_MANY) as bar:
@@ -130,12 +130,12 @@ async def compare(s2: S2, spec: ResourceSpec) -> AsyncIterator[ResourceChange]:
             stored = None
             if change.action != "create":
                 stored = await _get(s2, path, StreamConfigJson, basin.name)
-            wanted = resolve(layer, basin.to_model().default_stream_config)
+            after = resolve(layer, basin.to_model().default_stream_config)
             before = None if stored is None else stored.to_model()
             yield ResourceChange(
                 "stream",
                 f"{basin.name}/{stream.name}",
-                *_difference(before, _stream_members(before), _stream_members(wanted)),
+                *_difference(before, _stream_members(before), _stream_members(after)),
                 path,
                 _body(StreamConfigJson.of(layer)),
                 basin.name,
@@ -145,10 +145,10 @@ async def compare(s2: S2, spec: ResourceSpec) -> AsyncIterator[ResourceChange]:
 async def _compare_basin(s2: S2, basin: BasinSpec) -> ResourceChange:
     path = f"/v1/basins/{quote(basin.name, safe='')}"
     stored = await _get(s2, path, BasinConfigJson)
-    wanted, before = basin.to_model(), None if stored is None else stored.to_model()
-    body = {"config": _body(BasinConfigJson.of(wanted))}
-    found = _difference(before, _basin_members(before), _basin_members(wanted))
-    return ResourceChange("basin", basin.name, *found, path, body, None)
+    after, before = basin.to_model(), None if stored is None else stored.to_model()
+    body = {"config": _body(BasinConfigJson.of(after))}
+    difference = _difference(before, _basin_members(before), _basin_members(after))
+    return ResourceChange("basin", basin.name, *difference, path, body, None)
 
 
 async def _get(s2: S2, path: str, kind: type[Config], basin: str | None = None) -> Config | None:

@@ -1,13 +1,17 @@
-"""Options for the configuration of a stream or a basin."""
+"""Options for the configuration of a stream or a basin, and how its retention is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streamfold.cli.parameters import Duration, Retention
+from streamfold.cli.parameters import Duration, RetentionType
+from streamfold.model.configs import DEFAULT_RETENTION_SECS, INFINITE, Retention
+from streamfold.model.units import duration_text
 
 if TYPE_CHECKING:
     from s2_sdk import BasinConfig, StreamConfig
@@ -18,7 +22,7 @@ _STREAM_OPTIONS = (
     click.option("--storage-class", metavar="NAME", help="Storage class for recent appends."),
     click.option(
         "--retention-policy",
-        type=Retention(),
+        type=RetentionType(),
         metavar="AGE",
         help="How long records are kept: 7d, 12h, infinite. 7d where neither stream nor basin sets it.",
     ),
@@ -72,30 +76,30 @@ def basin_config_options(function: Function) -> Function:
     return stream_config_options(function)
 
 
-def stream_config(given: dict[str, Any]) -> StreamConfig | None:
+def stream_config(options: dict[str, Any]) -> StreamConfig | None:
     """Build the configuration from the options; None if none is given."""
     from s2_sdk import StreamConfig, Timestamping, TimestampingMode
 
-    if all(value is None for value in given.values()):
+    if all(value is None for value in options.values()):
         return None
-    mode, uncapped = given["timestamping_mode"], given["timestamping_uncapped"]
+    mode, uncapped = options["timestamping_mode"], options["timestamping_uncapped"]
     timestamping = None
     if mode is not None or uncapped is not None:
         timestamping = Timestamping(None if mode is None else TimestampingMode(mode), uncapped)
     return StreamConfig(
-        storage_class=given["storage_class"],
-        retention_policy=given["retention_policy"],
+        storage_class=options["storage_class"],
+        retention_policy=options["retention_policy"],
         timestamping=timestamping,
-        delete_on_empty_min_age=given["delete_on_empty_min_age"],
+        delete_on_empty_min_age=options["delete_on_empty_min_age"],
     )
 
 
-def basin_config(given: dict[str, Any]) -> BasinConfig | None:
+def basin_config(options: dict[str, Any]) -> BasinConfig | None:
     """Build the configuration from the options; None if none is given."""
     from s2_sdk import BasinConfig, Encryption
 
-    own = {name: given[name] for name in _BASIN_NAMES}
-    default = stream_config({name: value for name, value in given.items() if name not in own})
+    own = {name: options[name] for name in _BASIN_NAMES}
+    default = stream_config({name: value for name, value in options.items() if name not in own})
     if default is None and all(value is None for value in own.values()):
         return None
     cipher = own.pop("stream_cipher")
@@ -110,3 +114,56 @@ def require_some(config: object) -> None:
     """Refuse a reconfiguration that would change nothing."""
     if config is None:
         raise click.UsageError("nothing to change: give at least one option to set")
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionInForce:
+    """The retention of a new stream, or of those a basin will get; None if it could not be read."""
+
+    value: Retention | None
+    #: Why it could not be read.
+    unknown: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.value is None:
+            return "retention unknown"
+        if self.value == INFINITE:
+            return "keeps records until they are trimmed"
+        return f"keeps records for {_age(self.value)}"
+
+    def advice(self, subject: str, change: str) -> str:
+        """Advice for a caller who set no retention; empty if records never expire."""
+        if self.value is None:
+            return f"The retention of {subject} could not be read: {self.unknown}"
+        if self.value == INFINITE:
+            return ""
+        return (
+            f"Records of {subject} are removed {_age(self.value)} after they arrive. "
+            f"To keep them: {change} --retention-policy infinite"
+        )
+
+
+def _age(seconds: Retention) -> str:
+    return duration_text(timedelta(seconds=int(seconds)))
+
+
+async def of_stream(reading: Awaitable[StreamConfig]) -> RetentionInForce:
+    """The retention of a stream that was just created: a failed read does not undo that."""
+    from s2_sdk import S2Error
+
+    try:
+        return RetentionInForce((await reading).retention_policy or DEFAULT_RETENTION_SECS)
+    except S2Error as error:
+        return RetentionInForce(None, str(error))
+
+
+async def of_basin(reading: Awaitable[BasinConfig]) -> RetentionInForce:
+    """The retention that streams created in a basin get by default; failures as for a stream."""
+    from s2_sdk import S2Error
+
+    try:
+        default = (await reading).default_stream_config
+    except S2Error as error:
+        return RetentionInForce(None, str(error))
+    return RetentionInForce((default and default.retention_policy) or DEFAULT_RETENTION_SECS)

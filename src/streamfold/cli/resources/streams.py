@@ -1,4 +1,4 @@
-"""Verbs on basins and on streams, apart from their records; listings page by page."""
+"""Commands for basins and streams, except their records; lists page by page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import click
 from streamfold.cli import json_output
 from streamfold.cli.connection import open_basin, verb
 from streamfold.cli.json_output import Shape, rfc3339
-from streamfold.cli.output import Output, Table, confirm, yes_option
+from streamfold.cli.output import ListingOutput, Output, confirm, nothing_listed, yes_option
 from streamfold.cli.parameters import basin_argument, stream_argument
 from streamfold.cli.resources import config_options
-from streamfold.cli.resources.retention import RetentionInForce, of_basin, of_stream
+from streamfold.cli.resources.config_options import RetentionInForce, of_basin, of_stream
 from streamfold.model.names import StreamRef, parse_basin_name
 from streamfold.model.units import duration_text
 
@@ -33,7 +33,8 @@ async def show_basins(
 ) -> None:
     """Print basins as pages arrive."""
     items = s2.list_all_basins(prefix=prefix, start_after=start_after, include_deleted=True)
-    table = Table(output, "basin", "created", "location", "state")
+    headings = ("basin", "created", "location", "state")
+    table = ListingOutput(output, *headings, empty=nothing_listed("basins", prefix, start_after))
     async for info in first(items, limit):
         table.add(json_output.basin(info), *_basin_cells(info))
     table.close()
@@ -51,7 +52,8 @@ async def show_streams(
     items = open_basin(s2, basin).list_all_streams(
         prefix=prefix, start_after=start_after, include_deleted=True
     )
-    table = Table(output, "stream", "created", "cipher", "state")
+    nothing = nothing_listed(f"streams in {basin!r}", prefix, start_after)
+    table = ListingOutput(output, "stream", "created", "cipher", "state", empty=nothing)
     async for info in first(items, limit):
         table.add(json_output.stream(info), *_stream_cells(info))
     table.close()
@@ -118,9 +120,11 @@ def _plain(name: str, value: object) -> str:
     "--ensure", is_flag=True, help="If it exists, give it this configuration and succeed."
 )
 @config_options.stream_config_options
-async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **given: Any) -> None:
+async def create_stream(
+    s2: S2, output: Output, ref: StreamRef, ensure: bool, **options: Any
+) -> None:
     """Create a stream. Unset options inherit from the basin; by default records are kept for 7 days."""
-    config, status = config_options.stream_config(given), "created"
+    config, status = config_options.stream_config(options), "created"
     basin = open_basin(s2, ref.basin)
     if ensure:
         ensured = await basin.ensure_stream(ref.stream, config=config)
@@ -129,7 +133,7 @@ async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **
         info = await basin.create_stream(ref.stream, config=config)
     retention = await of_stream(basin.get_stream_config(ref.stream))
     _show_created(output, json_output.stream(info), _stream_cells(info), status, retention)
-    if given["retention_policy"] is None:
+    if options["retention_policy"] is None:
         uri = f"s2://{ref.basin}/{ref.stream}"
         change = f"streamfold reconfigure-stream {shlex.quote(uri)}"
         _advise(output, retention.advice(f"the stream {ref.stream!r}", change))
@@ -143,14 +147,14 @@ async def create_stream(s2: S2, output: Output, ref: StreamRef, ensure: bool, **
 async def list_streams(
     s2: S2, output: Output, basin: str, prefix: str, start_after: str, limit: int | None
 ) -> None:
-    """List streams, in the order of their names, those being deleted too."""
+    """List streams by name, including those being deleted."""
     await show_streams(s2, output, basin, prefix, start_after, limit)
 
 
 @verb("ls")
 @click.argument("where", default="", metavar="[s2://BASIN[/PREFIX]]")
 async def ls(s2: S2, output: Output, where: str) -> None:
-    """List basins, or the streams of one whose names begin with a prefix."""
+    """List basins, or the streams of a basin whose names begin with a prefix."""
     basin, _, prefix = where.removeprefix("s2://").partition("/")
     if basin:
         await show_streams(s2, output, basin, prefix)
@@ -182,9 +186,9 @@ async def get_stream_config(s2: S2, output: Output, ref: StreamRef) -> None:
 @verb("reconfigure-stream", changes=True)
 @stream_argument
 @config_options.stream_config_options
-async def reconfigure_stream(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
-    """Change the configuration of a stream; what is not given stays as it is."""
-    config = config_options.stream_config(given)
+async def reconfigure_stream(s2: S2, output: Output, ref: StreamRef, **options: Any) -> None:
+    """Change the configuration of a stream; unset options stay as they are."""
+    config = config_options.stream_config(options)
     config_options.require_some(config)
     changed = await open_basin(s2, ref.basin).reconfigure_stream(ref.stream, config=config)
     shape = json_output.stream_config(changed)
@@ -199,7 +203,7 @@ async def reconfigure_stream(s2: S2, output: Output, ref: StreamRef, **given: An
 )
 @config_options.basin_config_options
 async def create_basin(
-    s2: S2, output: Output, basin: str, location: str | None, ensure: bool, **given: Any
+    s2: S2, output: Output, basin: str, location: str | None, ensure: bool, **options: Any
 ) -> None:
     """Create a basin.
 
@@ -208,7 +212,7 @@ async def create_basin(
     otherwise.
     """
     parse_basin_name(basin)  # refuses it with the rule, which the SDK does not name
-    config, status = config_options.basin_config(given), "created"
+    config, status = config_options.basin_config(options), "created"
     if ensure:
         ensured = await s2.ensure_basin(basin, config=config, location=location)
         info, status = ensured.basin, ensured.status.value
@@ -216,7 +220,7 @@ async def create_basin(
         info = await s2.create_basin(basin, config=config, location=location)
     retention = await of_basin(s2.get_basin_config(basin))
     _show_created(output, json_output.basin(info), _basin_cells(info), status, retention)
-    if given["retention_policy"] is None:
+    if options["retention_policy"] is None:
         subject = f"streams created in {basin!r}"
         _advise(output, retention.advice(subject, f"streamfold reconfigure-basin {basin}"))
 
@@ -256,9 +260,9 @@ async def get_basin_config(s2: S2, output: Output, basin: str) -> None:
 @verb("reconfigure-basin", changes=True)
 @basin_argument
 @config_options.basin_config_options
-async def reconfigure_basin(s2: S2, output: Output, basin: str, **given: Any) -> None:
+async def reconfigure_basin(s2: S2, output: Output, basin: str, **options: Any) -> None:
     """Change the configuration of a basin; what is not given stays as it is."""
-    config = config_options.basin_config(given)
+    config = config_options.basin_config(options)
     config_options.require_some(config)
     shape = json_output.basin_config(await s2.reconfigure_basin(basin, config=config))
     output.show(shape, config_text(shape))

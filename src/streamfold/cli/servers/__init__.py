@@ -1,1 +1,1 @@
-"""Verbs that run a process: `serve` and `snapshotter`."""
+"""Commands that run a process: `serve` and `snapshotter`."""

@@ -31,8 +31,8 @@ with needing_extra("postgres"):
     from streamfold.ingest.postgres.pgoutput import lsn_text
     from streamfold.ingest.postgres.publication import drop_publication
     from streamfold.ingest.postgres.slot import drop_slot, find_slot, flush_lag, has_slots
-    from streamfold.ingest.progress import IngestProgress, TableProgress, serve_metrics
-    from streamfold.ingest.streams import BasinStreams
+    from streamfold.ingest.progress import IngestProgress, IngestTableProgress, serve_metrics
+    from streamfold.ingest.table_stream import BasinStreams
 
 logger = logging.getLogger(__name__)
 
@@ -162,14 +162,14 @@ def postgres(
 def list_tables(dsn: str, password_file: Path | None, as_json: bool) -> None:
     """List the tables of a database, with their keys, or why they cannot be followed."""
     with Database(dsn, password_file=password_file).query() as cursor:
-        for name, found in describe_tables(cursor):
+        for name, table in describe_tables(cursor):
             shown: dict[str, object] = {"table": name}
-            if isinstance(found, str):
-                line = found
-                shown["refused"] = found
+            if isinstance(table, str):
+                line = table
+                shown["refused"] = table
             else:
-                line = f"key {', '.join(found.key)}"
-                shown |= {"key": found.key, "bytes": found.size_bytes, "rows": found.rows}
+                line = f"key {', '.join(table.key)}"
+                shown |= {"key": table.key, "bytes": table.size_bytes, "rows": table.rows}
             click.echo(json.dumps(shown) if as_json else f"{name}: {line}")
 
 
@@ -181,18 +181,18 @@ def list_tables(dsn: str, password_file: Path | None, as_json: bool) -> None:
 def status(dsn: str, password_file: Path | None, slot: str, as_json: bool) -> None:
     """Show whether an ingester runs, how far it is behind, and the log that PostgreSQL keeps for it."""
     with Database(dsn, password_file=password_file).query() as cursor:
-        found = find_slot(cursor, slot)
-        lag = None if found is None else flush_lag(cursor, found)
-    if found is None:
+        replication_slot = find_slot(cursor, slot)
+        lag = None if replication_slot is None else flush_lag(cursor, replication_slot)
+    if replication_slot is None:
         raise VerbFailedError("slot_missing", f"there is no replication slot {slot!r}: {_BEGIN}")
     shown = {
         "slot": slot,
-        "running": found.active_pid is not None,
-        "lost": found.lost,
-        "confirmed": lsn_text(found.confirmed),
-        "lag_bytes": found.lag_bytes,
+        "running": replication_slot.active_pid is not None,
+        "lost": replication_slot.lost,
+        "confirmed": lsn_text(replication_slot.confirmed),
+        "lag_bytes": replication_slot.lag_bytes,
         "lag_seconds": lag,
-        "retained_bytes": found.retained_bytes,
+        "retained_bytes": replication_slot.retained_bytes,
     }
     if as_json:
         click.echo(json.dumps(shown))
@@ -218,19 +218,19 @@ def drop(
     """
     confirm(f"drop replication slot {slot!r} and publication {publication!r}", yes=yes)
     with Database(dsn, password_file=password_file).query() as cursor:
-        found = find_slot(cursor, slot)
-        if found is not None:
+        replication_slot = find_slot(cursor, slot)
+        if replication_slot is not None:
             drop_slot(cursor, slot)
-        kept = has_slots(cursor)
-        if not kept:
+        shared = has_slots(cursor)
+        if not shared:
             drop_publication(cursor, publication)
-    removed = found is not None
+    removed = replication_slot is not None
     if as_json:
-        shown = {"slot": slot, "dropped": removed, "publication_dropped": not kept}
+        shown = {"slot": slot, "dropped": removed, "publication_dropped": not shared}
         click.echo(json.dumps(shown))
         return
     click.echo(f"{slot}  {'dropped' if removed else 'there was no such slot'}")
-    click.echo(f"{publication}  {'kept: other slots exist' if kept else 'dropped'}")
+    click.echo(f"{publication}  {'kept: other slots exist' if shared else 'dropped'}")
 
 
 class _Printed:
@@ -249,7 +249,7 @@ class _Printed:
                 self._shown[name] = (table.state, now)
                 click.echo(self._line(name, table, now))
 
-    def _line(self, name: str, table: TableProgress, now: float) -> str:
+    def _line(self, name: str, table: IngestTableProgress, now: float) -> str:
         shown: dict[str, object] = {"table": name, "state": table.state}
         if table.rows_copied:
             shown |= {"rows": table.rows_copied, "bytes": table.bytes_copied}

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import click
 
+from streamfold.cli.option_sections import SectionedCommand
 from streamfold.cli.parameters import ByteSize, FiniteFloat
+from streamfold.cluster.lease import EXPIRY_MAX, EXPIRY_MIN
 from streamfold.errors import InvalidError
 from streamfold.model.access_tokens import Secret
 from streamfold.model.units import parse_duration
@@ -39,6 +41,26 @@ _ROOT_TOKEN_MIN = 16
 #: Only this user can read what is written: files 0600, folders 0700. SlateDB obeys it too.
 _UMASK = 0o077
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+#: Headings of the help, and the options below each.
+_SECTIONS = {
+    "Storage": (
+        "--local-root", "--bucket", "--path", "--take-over", "--accept-loss", "--no-fsync",
+        "--init-file",
+    ),
+    "Address": ("--host", "--port", "--public-url", "--tls-cert", "--tls-key", "--tls-self"),
+    "Standby": ("--name", "--lease-expiry"),
+    "Access": ("--auth", "--root-token-file", "--open-metrics", "--cors-origin", "--no-cors"),
+    "Console": ("--no-console", "--console-read-only", "--tables", "--snapshotter", "--server"),
+    "Durable Streams": ("--default-basin", "--long-poll", "--local-webhooks"),
+    "Commits": (
+        "--commit-interval", "--commit-timeout", "--append-inflight-bytes", "--disk-reserve",
+    ),
+    "Trims and clean-up": (
+        "--trim-grace", "--trim-on-snapshot", "--leftover-grace", "--reclaim-after",
+        "--reclaim-rate",
+    ),
+    "Output": ("--no-access-log", "--json"),
+}  # fmt: skip
 
 
 def flush_interval(environment: Mapping[str, str]) -> float | None:
@@ -57,18 +79,18 @@ def flush_interval(environment: Mapping[str, str]) -> float | None:
 
 def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each variable without effect; `options` are those of `serve`."""
-    known = frozenset(options)
+    names = frozenset(options)
     for name in sorted(environment):
         if not name.startswith(_PREFIXES) or name in _FOLLOWED:
             continue
         option = _OPTIONS.get(name, f"--{name.partition('_')[2].lower().replace('_', '-')}")
-        if option in known:
+        if option in names:
             yield f"{name} is not used: give {option} instead"
         else:
             yield f"{name} is not used, and no option replaces it: see 'streamfold serve --help'"
 
 
-@click.command()
+@click.command(cls=SectionedCommand, sections=_SECTIONS)
 @click.option(
     "--local-root",
     type=click.Path(file_okay=False, path_type=Path),
@@ -76,14 +98,32 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option(
     "--bucket",
-    help="Keep records in this S3 bucket, configured as for AWS tools: AWS_*, ~/.aws, roles.",
+    help="Keep records in this S3 bucket, with the configuration of AWS tools: AWS_*, ~/.aws, roles.",
 )
 @click.option("--path", default="", help="Prefix within the folder or bucket.")
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Replace the process that has the folder open: its appends fail, and it stops. Without this, "
-    "the start is refused. Only with --local-root: a bucket is always taken over.",
+    help="Replace the process that has the store open: its appends fail, and it stops. Without this, "
+    "a start on a folder in use is refused, and a server on a bucket in use stands by.",
+)
+@click.option(
+    "--name",
+    default="",
+    envvar="STREAMFOLD_NAME",
+    show_envvar=True,
+    help="Name of this server, as a standby and its clients are told.  [default: the "
+    "machine's name]",
+)
+@click.option(
+    "--lease-expiry",
+    type=FiniteFloat(min=0, max=300),
+    default=Configuration().lease_expiry,
+    show_default=True,
+    envvar="STREAMFOLD_LEASE_EXPIRY",
+    show_envvar=True,
+    help="On a bucket: seconds without a heartbeat after which a server that stands by takes over; it "
+    "costs four small writes in that time. 0: no lease, and each start takes the store over.",
 )
 @click.option(
     "--accept-loss",
@@ -118,7 +158,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     "--cors-origin",
     "cors_origins",
     multiple=True,
-    help="Let web pages of this origin, besides this machine's, use a server without --auth; "
+    help="Let web pages of this origin use a server without --auth, as those of this machine may; "
     "* for all. May be given several times.",
 )
 @click.option("--no-cors", is_flag=True, help="Do not let pages of other origins use the server.")
@@ -194,7 +234,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     is_flag=True,
     envvar="STREAMFOLD_TRIM_ON_SNAPSHOT",
     show_envvar=True,
-    help="Let snapshots trim the records they cover, in streams not configured otherwise.",
+    help="Let snapshots trim the records they cover, unless a stream is configured otherwise.",
 )
 @click.option(
     "--no-fsync",
@@ -208,7 +248,7 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 )
 @click.option("--root-token-file", type=_FILE, help="File with the root token; implies --auth.")
 @click.option(
-    "--open-metrics", is_flag=True, help="Show /metrics without a token, although --auth is on."
+    "--open-metrics", is_flag=True, help="Serve /metrics without a token even with --auth."
 )
 @click.option(
     "--default-basin",
@@ -230,8 +270,8 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
 @click.option(
     "--console-read-only",
     is_flag=True,
-    help="Offer nothing in the console that changes what is stored; access tokens still decide what "
-    "a caller may do.",
+    help="Disable every action in the console that changes data. This does not restrict clients: "
+    "access tokens do.",
 )
 @click.option(
     "--tables",
@@ -244,9 +284,17 @@ def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[s
     "--snapshotter",
     "snapshotters",
     multiple=True,
+    metavar="URL|@FILE",
+    help="Show the status of the snapshotter at this address, or at the one in a file, in the console. "
+    "May be given several times.",
+)
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
     metavar="URL",
-    help="Show the status of the snapshotter at this address in the console. May be given several "
-    "times.",
+    help="Show in the console whether the server at this address is active or stands by. May be given "
+    "several times.",
 )
 @click.option("--no-access-log", is_flag=True, help="Do not log requests to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Announce the server as JSON.")
@@ -255,6 +303,8 @@ def serve(
     bucket: str | None,
     path: str,
     take_over: bool,
+    name: str,
+    lease_expiry: float,
     accept_loss: int | None,
     host: str | None,
     port: int | None,
@@ -285,10 +335,11 @@ def serve(
     console_read_only: bool,
     tables: tuple[str, ...],
     snapshotters: tuple[str, ...],
+    servers: tuple[str, ...],
     no_access_log: bool,
     as_json: bool,
 ) -> None:
-    """Run a server for S2's clients; in memory, unless a folder or bucket is given."""
+    """Run a server. It keeps records in memory unless you name a folder or a bucket."""
     if (tls_cert is None) != (tls_key is None):
         raise InvalidError("--tls-cert and --tls-key need each other: give both or neither")
     if accept_loss is not None and (local_root is None or no_fsync):
@@ -296,10 +347,15 @@ def serve(
             f"--accept-loss {accept_loss} is for log files that are synced to local disk: give "
             "--local-root, without --no-fsync, or leave it out"
         )
-    if take_over and local_root is None:
+    if take_over and local_root is None and bucket is None:
         raise InvalidError(
-            "--take-over is for --local-root: a server on a bucket always replaces the one before, and "
-            "one in memory has nothing to take over; leave it out"
+            "--take-over is for --local-root and --bucket: a server in memory has nothing to take "
+            "over; leave it out"
+        )
+    if 0 < lease_expiry < EXPIRY_MIN:
+        raise InvalidError(
+            f"--lease-expiry {lease_expiry:g} is too short: give {EXPIRY_MIN:g} to {EXPIRY_MAX:g} "
+            "seconds, or 0 for no lease"
         )
     tls = TlsFiles(tls_cert, tls_key) if tls_cert and tls_key else None
     configuration = Configuration(
@@ -317,6 +373,8 @@ def serve(
             fsync=not no_fsync,
         ),
         take_over=take_over,
+        name=name,
+        lease_expiry=lease_expiry,
         accept_loss=accept_loss,
         host=host,
         port=port if port is not None else TLS_PORT if tls or tls_self else PORT,
@@ -332,10 +390,14 @@ def serve(
         default_basin=default_basin,
         long_poll=long_poll,
         local_webhooks=local_webhooks,
-        console=None if no_console else ConsoleSettings(console_read_only, tables, snapshotters),
+        console=None
+        if no_console
+        else ConsoleSettings(console_read_only, tables, snapshotters, servers),
     )
     options = (
-        option for known in click.get_current_context().command.params for option in known.opts
+        option
+        for parameter in click.get_current_context().command.params
+        for option in parameter.opts
     )
     for sentence in unused(os.environ, options):
         _warn(sentence)
@@ -347,25 +409,23 @@ def serve(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs a line for each file it reads
-    # A line for each request that a client resets: one client could fill the log (upstream defect 7).
-    logging.getLogger("_granian").setLevel(logging.WARNING)
     run(configuration, lambda server: _announce(server, configuration, as_json))
 
 
-def _commit_interval(given: float | None) -> float:
+def _commit_interval(interval: float | None) -> float:
     """Return the seconds between commits, from the option or from the variable of S2's own server."""
-    wanted = flush_interval(os.environ)
-    if wanted is None:
-        return given or 0.0
+    variable = flush_interval(os.environ)
+    if variable is None:
+        return interval or 0.0
     name = FLUSH_INTERVAL
-    if given is not None:
-        _warn(f"{name} is not used: --commit-interval {given:g} is given")
-        return given
+    if interval is not None:
+        _warn(f"{name} is not used: --commit-interval {interval:g} is given")
+        return interval
     _warn(
-        f"{name} is taken as --commit-interval {wanted:g}: storage is written as soon as there is "
+        f"{name} is taken as --commit-interval {variable:g}: storage is written as soon as there is "
         "something to write, and at most that often"
     )
-    return wanted
+    return variable
 
 
 def _warn(text: str) -> None:
@@ -394,13 +454,13 @@ def _reach(configuration: Configuration) -> str:
     """Say which clients can reach the server, and what they may do."""
     host = configuration.listening_host
     if configuration.guarded:
-        return f"It listens at {host} and requires access tokens."
+        return f"It listens on {host} and requires access tokens."
     if is_loopback(host):
         return (
-            f"It listens at {host}, for this machine alone, and requires no tokens. "
-            "--auth opens it to other machines with tokens, --host without."
+            f"It listens on {host}, for this machine only, and requires no tokens. To serve other "
+            "machines, add --auth, which requires tokens, or --host 0.0.0.0, which does not."
         )
-    return f"It listens at {host} and is open: any client that reaches it may read and write."
+    return f"It listens on {host} and is open: any client that reaches it may read and write."
 
 
 def _announce(server: Server, configuration: Configuration, as_json: bool) -> None:

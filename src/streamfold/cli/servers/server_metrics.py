@@ -41,7 +41,7 @@ _GAUGES: Final = {
 Series = Mapping[tuple[str, str], float]
 
 
-class BusyStream(msgspec.Struct, frozen=True):
+class StreamRate(msgspec.Struct, frozen=True):
     """A stream with the rates of what is appended to it."""
 
     basin: str
@@ -51,7 +51,7 @@ class BusyStream(msgspec.Struct, frozen=True):
 
 
 class _Busiest(msgspec.Struct, frozen=True):
-    streams: tuple[BusyStream, ...]
+    streams: tuple[StreamRate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Reading:
     at: float
     series: Series
     #: The busiest streams first; None if the server does not know them, or does not show them.
-    busiest: Sequence[BusyStream] | None = None
+    busiest: Sequence[StreamRate] | None = None
 
     def value(self, name: str, labels: str = "") -> float | None:
         return self.series.get((name, labels))
@@ -69,7 +69,7 @@ class Reading:
 
 def parse_metrics(text: str) -> Series:
     """Return the samples of a text in Prometheus' format; labels are `name=value` in order."""
-    found = {}
+    series = {}
     for line in text.splitlines():
         match = None if line.startswith("#") else _LINE.fullmatch(line)
         if match is None:
@@ -77,10 +77,10 @@ def parse_metrics(text: str) -> Series:
         name, labels, value = match.groups()
         joined = ",".join(f"{key}={text}" for key, text in sorted(_LABEL.findall(labels or "")))
         try:
-            found[name, joined] = float(value)
+            series[name, joined] = float(value)
         except ValueError:
             continue
-    return found
+    return series
 
 
 def read_metrics(target: Target) -> Reading:
@@ -90,7 +90,7 @@ def read_metrics(target: Target) -> Reading:
         origin = httpx.URL(target.account)
         with open_transport(origin) as transport:
             status, body = _get(transport, origin, "/metrics", headers)
-            found, named = _get(transport, origin, "/v1/busiest-streams", headers)
+            busiest_status, named = _get(transport, origin, "/v1/busiest-streams", headers)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise VerbFailedError(
             "unreachable",
@@ -110,7 +110,7 @@ def read_metrics(target: Target) -> Reading:
             f"{target.account}/metrics (status {status}) has no metrics of appends: "
             "top needs Streamfold or s2-lite",
         )
-    return Reading(time.time(), series, _streams(named) if found == 200 else None)
+    return Reading(time.time(), series, _streams(named) if busiest_status == 200 else None)
 
 
 def _get(
@@ -129,7 +129,7 @@ def _get(
     return response.status_code, body
 
 
-def _streams(answer: bytes) -> Sequence[BusyStream] | None:
+def _streams(answer: bytes) -> Sequence[StreamRate] | None:
     """Return the streams of an answer; None if it is not one of Streamfold."""
     try:
         return msgspec.json.decode(answer, type=_Busiest).streams
@@ -201,11 +201,11 @@ def _quantiles(before: Reading, now: Reading, name: str) -> dict[str, float] | N
 
 
 def _quantile(counted: list[tuple[float, float]], share: float) -> float:
-    wanted, low, below = share * counted[-1][1], 0.0, 0.0
+    rank, low, below = share * counted[-1][1], 0.0, 0.0
     for bound, count in counted:
-        if count >= wanted:
+        if count >= rank:
             if math.isinf(bound):
                 return low
-            return low + (bound - low) * (wanted - below) / max(1.0, count - below)
+            return low + (bound - low) * (rank - below) / max(1.0, count - below)
         low, below = bound, count
     return low

@@ -25,10 +25,13 @@ from streamfold.cli.menu import VerbGroup
 from streamfold.cli.terminal import stop_signals
 from streamfold.extensions import Registry
 from streamfold.extras import needing_extra
-from streamfold.snapshotter.config import Configuration, describe, load_configuration
+from streamfold.snapshotter.config.files import load_configuration
+from streamfold.snapshotter.config.model import SnapshotterConfiguration, describe
 from streamfold.snapshotter.decoding import DECODERS
 from streamfold.snapshotter.errors import ConfigurationError
-from streamfold.snapshotter.status import State, StatusServer, TableStatus
+from streamfold.snapshotter.status.http_server import StatusServer
+from streamfold.snapshotter.status.table_status import State, TableStatus
+from streamfold.tracing import tracing
 from streamfold.wording import noun
 
 _CONFIG = click.option(
@@ -64,6 +67,7 @@ class ConfiguredCommand(click.Command):
         kinds: tuple[Registry[Any], ...] = (DECODERS, FORMATS, DESTINATIONS, SINKS)
         with formatter.section("A configuration may name"):
             formatter.write_dl([(f"{kind.noun}s", ", ".join(kind.ids())) for kind in kinds])
+        super().format_epilog(ctx, formatter)
 
 
 @click.group(cls=VerbGroup)
@@ -98,7 +102,7 @@ def validate(file: Path, settings: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for Spark's temporary files; nothing in it is needed afterwards.",
+    help="Folder for Spark's temporary files, created if missing; nothing in it is needed afterwards.",
 )
 @click.option("--verbose", is_flag=True, help="Also show what Spark and other libraries print.")
 @_JSON
@@ -120,6 +124,8 @@ def run(
     if master is not None:
         spark_settings["spark.master"] = master
     _log(verbose)
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="streamfold-", dir=scratch) as folder:
         _publish(configuration, spark_settings, Path(folder), as_json=as_json, verbose=verbose)
 
@@ -140,7 +146,7 @@ def pack(folder: Path, as_json: bool) -> None:
         click.echo(f"spark-submit --py-files {package} {script} --config FILE")
 
 
-def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> Configuration:
+def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> SnapshotterConfiguration:
     """Load the configuration, or list its problems, one per line."""
     try:
         return load_configuration(file, settings=settings)
@@ -166,7 +172,7 @@ def _log(verbose: bool) -> None:
 
 
 def _publish(
-    configuration: Configuration,
+    configuration: SnapshotterConfiguration,
     settings: dict[str, str],
     scratch: Path,
     *,
@@ -191,6 +197,7 @@ def _publish(
     http = configuration.http
     # Port and destinations come before Spark, which takes seconds to start.
     with (
+        tracing(),
         Snapshotter(jobs, scratch=scratch) as writer,
         StatusServer(writer, http.host, http.port) as served,
     ):

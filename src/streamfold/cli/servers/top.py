@@ -60,7 +60,7 @@ def top(
     """Show what a server is doing, until q or Ctrl-C.
 
     Reads the server's /metrics: rates of appends, latency of acks, followers, memory, storage; and
-    /v1/busiest-streams: where most is appended. A server that goes away is waited for. Where standard
+    /v1/busiest-streams: where most is appended. It waits for a server that goes away. Where standard
     output is not a terminal, one interval is shown.
     """
     target = find_target(endpoint, token_file, context)
@@ -191,9 +191,9 @@ def _lines(shape: Shape) -> list[str]:
     return lines
 
 
-def _busiest(found: object) -> list[str]:
+def _busiest(streams: object) -> list[str]:
     """Return the busiest streams as a table, if there are any."""
-    if not isinstance(found, list) or not found:
+    if not isinstance(streams, list) or not streams:
         return []
     rows = [
         (
@@ -201,7 +201,7 @@ def _busiest(found: object) -> list[str]:
             _per_second(stream["records_per_second"]),
             _bytes(stream["bytes_per_second"], "/s"),
         )
-        for stream in found
+        for stream in streams
     ]
     return ["", *aligned(rows, (_BUSIEST, "records", "bytes"), right=(1, 2))]
 
@@ -212,10 +212,10 @@ def _clipped(name: str) -> str:
     return name if len(name) <= _NAME_MAX else f"…{name[1 - _NAME_MAX :]}"
 
 
-def _latency(found: object) -> Sequence[str]:
-    if not isinstance(found, dict):
+def _latency(latencies: object) -> Sequence[str]:
+    if not isinstance(latencies, dict):
         return ("-", "p90", "-", "p99", "-")
-    p50, p90, p99 = (f"{found[name]:,.2f} ms" for name in ("p50", "p90", "p99"))
+    p50, p90, p99 = (f"{latencies[name]:,.2f} ms" for name in ("p50", "p90", "p99"))
     return (p50, "p90", p90, "p99", p99)
 
 

@@ -1,1 +1,1 @@
-"""Verbs that set up the command line and check that it works."""
+"""Commands that set up the command line and check that it works."""

@@ -26,7 +26,7 @@ _SCHEME = "s2://"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str, as_json: bool) -> None:
-    """Print a script that completes verbs, options, contexts, basins and streams.
+    """Print a script that completes commands, options, contexts, basins and streams.
 
     \b
     bash:  eval "$(streamfold completion bash)"          in ~/.bashrc
@@ -54,19 +54,21 @@ def names_on_server(context: click.Context, incomplete: str) -> list[str]:
 
     scheme = _SCHEME if incomplete.startswith(_SCHEME) else ""
     basin, slash, prefix = incomplete.removeprefix(scheme).partition("/")
-    given = context.params
-    found: list[str] = []
+    params = context.params
+    names: list[str] = []
 
     async def ask() -> None:
-        target = find_target(given.get("endpoint"), given.get("token_file"), given.get("context"))
+        target = find_target(
+            params.get("endpoint"), params.get("token_file"), params.get("context")
+        )
         async with asyncio.timeout(_TIMEOUT), open_client(target) as s2:
             if slash:
                 streams = await s2.basin(basin).list_streams(prefix=prefix, limit=_NAMES_MAX)
-                found.extend(f"{basin}/{stream.name}" for stream in streams.items)
+                names.extend(f"{basin}/{stream.name}" for stream in streams.items)
             else:
                 basins = await s2.list_basins(prefix=basin, limit=_NAMES_MAX)
-                found.extend(f"{info.name}/" for info in basins.items)
+                names.extend(f"{info.name}/" for info in basins.items)
 
     with suppress(S2Error, StreamfoldError, OSError, TimeoutError):
         asyncio.run(ask())
-    return [scheme + name for name in found if _PLAIN.fullmatch(name)]
+    return [scheme + name for name in names if _PLAIN.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""`streamfold config`: named servers with their tokens, and which one verbs use."""
+"""`streamfold config`: named servers with their tokens, and which one commands use."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def list_contexts(as_json: bool) -> None:
 @config.command()
 @_JSON
 def show(endpoint: str | None, token_file: Path | None, context: str | None, as_json: bool) -> None:
-    """Show the server and the token that a verb would use now, and where each comes from."""
+    """Show the server and the token that a command would use now, and where each comes from."""
     output, target = Output(as_json=as_json), find_target(endpoint, token_file, context)
     _note_permissions(output)
     token = masked(target.token) if target.token else None
@@ -105,8 +105,8 @@ show.params[:0] = TARGET_OPTIONS
 @_JSON
 def get_value(key: str, context: str | None, as_json: bool) -> None:
     """Show one value of a context; a token is masked."""
-    name, found = _context(context)
-    value = found.shown().get(key)
+    name, stored = _context(context)
+    value = stored.shown().get(key)
     if value is None:
         raise VerbFailedError(
             "value_not_set",
@@ -129,10 +129,10 @@ def set_value(key: str, value: str, context: str | None, as_json: bool) -> None:
     """
     contexts = read_contexts()
     name = context or contexts.current or DEFAULT_NAME
-    given = _read_value(key) if value == "-" else value
+    content = _read_value(key) if value == "-" else value
     before = contexts.contexts.get(name, Context())
-    write_contexts(contexts.with_context(name, before.changed(key, given)))
-    shown = masked(given) if key == "access_token" else given
+    write_contexts(contexts.with_context(name, before.changed(key, content)))
+    shown = masked(content) if key == "access_token" else content
     Output(as_json=as_json).show(
         {"context": name, "key": key, "value": shown}, f"{name}: {key} = {shown}"
     )
@@ -144,8 +144,8 @@ def set_value(key: str, value: str, context: str | None, as_json: bool) -> None:
 @_JSON
 def unset(key: str, context: str | None, as_json: bool) -> None:
     """Remove a value from a context."""
-    name, found = _context(context)
-    write_contexts(read_contexts().with_context(name, found.changed(key, None)))
+    name, stored = _context(context)
+    write_contexts(read_contexts().with_context(name, stored.changed(key, None)))
     Output(as_json=as_json).show(
         {"context": name, "key": key, "value": None}, f"{name}: {key} is not set"
     )
@@ -155,7 +155,7 @@ def unset(key: str, context: str | None, as_json: bool) -> None:
 @_NAME
 @_JSON
 def use(name: str, as_json: bool) -> None:
-    """Make a context the current one, which verbs use when nothing else names a server."""
+    """Make a context the current one, which commands use when nothing else names a server."""
     contexts = read_contexts()
     context = contexts.get(name)
     write_contexts(type(contexts)(name, contexts.contexts))

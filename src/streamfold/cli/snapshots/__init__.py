@@ -1,1 +1,1 @@
-"""`streamfold snapshot`: verbs on snapshots of a stream's state."""
+"""`streamfold snapshot`: commands for snapshots of a stream's state."""

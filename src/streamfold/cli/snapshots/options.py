@@ -1,9 +1,10 @@
-"""Options that the verbs of `streamfold snapshot` share, and what they build."""
+"""Options that the commands of `streamfold snapshot` share, and what they build."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from streamfold.follow.restore.replay import FoldSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: Places that are not a URL or a folder. A name that resembles one is probably misspelt.
+_KEYWORDS: Final = ("auto", "in-stream")
 
 
 class CodecName(click.ParamType[str]):
@@ -55,10 +58,10 @@ where_options = _options(
         "where",
         default="auto",
         show_default=True,
-        metavar="auto[:URL]|in-stream|URL",
-        help="Where snapshots are: outside at a URL (s3://, gs://, az://, file:///), on a Streamfold "
-        "server (http://host:port), in the stream, or in the stream while they fit one record and "
-        "then at the URL.",
+        metavar="auto[:URL]|in-stream|URL|FOLDER",
+        help="Where snapshots are stored: at a URL (s3://, gs://, az://), in a folder, on a Streamfold "
+        "server (http://host:port), or in the stream. auto: in the stream; with a URL, there once they "
+        "exceed one record.",
     ),
     click.option(
         "--shape",
@@ -103,38 +106,46 @@ retention_options = _options(
 )
 
 
-def fold_of(given: dict[str, Any]) -> FoldSpec[Any]:
+def fold_of(options: dict[str, Any]) -> FoldSpec[Any]:
     """Build the fold from `folding_options`."""
     from streamfold.follow.folds import find_fold
 
     return find_fold(
-        given["fold"],
-        key_field=given["key_field"],
-        key_header=given["key_header"],
-        initial=given["initial"],
+        options["fold"],
+        key_field=options["key_field"],
+        key_header=options["key_header"],
+        initial=options["initial"],
     )
 
 
-def retention_of(given: dict[str, Any]) -> RetentionRules:
+def retention_of(options: dict[str, Any]) -> RetentionRules:
     """Build the rules from `retention_options`."""
     from streamfold.follow import RetentionRules
 
     return RetentionRules(
-        given["trim"], given["keep"], given["max_age"], given["fencing_token"], given["fence"]
+        options["trim"],
+        options["keep"],
+        options["max_age"],
+        options["fencing_token"],
+        options["fence"],
     )
 
 
-def snapshots_of(given: dict[str, Any], ref: StreamRef) -> Snapshots[Any]:
+def snapshots_of(options: dict[str, Any], ref: StreamRef) -> Snapshots[Any]:
     """Build the snapshots of the stream `ref` from `where_options`."""
     from streamfold.follow import CODECS, auto, external, in_stream
 
-    where, shape, trim = given["where"], given["shape"], not given["no_trim"]
-    codec = CODECS.get(given["codec"]).open()
+    where, shape, trim = options["where"], options["shape"], not options["no_trim"]
+    codec = CODECS.get(options["codec"]).open()
     if where == "in-stream":
         return in_stream(codec=codec, shape=shape, trim=trim)
     if where == "auto":
         return auto(codec=codec, shape=shape, trim=trim)
     url = where.removeprefix("auto:")
+    if not {":", "/"} & set(url) and get_close_matches(url, _KEYWORDS, n=1):
+        raise click.UsageError(
+            f"--snapshots {url!r} is neither auto nor in-stream: for a folder, write ./{url}"
+        )
     served = url.startswith(("http://", "https://"))
     store = _served(url, ref, shape) if served else url
     naming = "streamfold" if served else shape

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamfold.cli.connection import open_basin, verb
-from streamfold.cli.exit_status import ExitStatus, OutputClosedError, VerbFailedError
+from streamfold.cli.exit_status import ExitStatus, VerbFailedError, exit_statuses
 from streamfold.cli.json_output import Shape
 from streamfold.cli.menu import VerbGroup
 from streamfold.cli.output import Output
@@ -28,17 +27,11 @@ from streamfold.cli.snapshots.options import (
     where_options,
 )
 from streamfold.errors import (
-    ConditionFailedError,
     InvalidError,
-    NotFoundError,
-    OutcomeUnknownError,
-    StreamfoldError,
 )
 from streamfold.model.names import StreamRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from s2_sdk import S2
 
     from streamfold.follow import (
@@ -53,36 +46,19 @@ if TYPE_CHECKING:
 
 Work = Callable[..., Coroutine[Any, Any, None]]
 
-#: Failed attempts in a row before a verb gives up.
+#: Failed attempts in a row before a command gives up.
 _ATTEMPTS = 5
-_STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
-    (ConditionFailedError, ExitStatus.CONDITION_FAILED),
-    (NotFoundError, ExitStatus.NOT_FOUND),
-    (OutcomeUnknownError, ExitStatus.OUTCOME_UNKNOWN),
-)
 
 
 def _report_progress(work: Work) -> Work:
-    """Map failures of following and snapshotting to the exit statuses of other verbs."""
+    """Map failures of following and snapshotting to the exit statuses of other commands."""
 
     @wraps(work)
-    async def run(*args: Any, **given: Any) -> None:
-        with _exit_statuses():
-            await work(*args, **given)
+    async def run(*args: Any, **options: Any) -> None:
+        with exit_statuses():
+            await work(*args, **options)
 
     return run
-
-
-@contextmanager
-def _exit_statuses() -> Iterator[None]:
-    try:
-        yield
-    except (VerbFailedError, OutputClosedError):
-        raise
-    except StreamfoldError as error:
-        fitting = [status for kind, status in _STATUSES if isinstance(error, kind)]
-        status = fitting[0] if fitting else ExitStatus.FAILURE
-        raise VerbFailedError(error.code, error.message, status) from error
 
 
 @click.group(cls=VerbGroup)
@@ -93,18 +69,18 @@ def snapshot() -> None:
         sys.path.insert(0, here)  # for folds as module:function
 
 
-def _taker(s2: S2, ref: StreamRef, given: dict[str, Any], **more: Any) -> SnapshotTaker[Any]:
+def _taker(s2: S2, ref: StreamRef, options: dict[str, Any], **more: Any) -> SnapshotTaker[Any]:
     """Make the taker that the options describe."""
     from streamfold.follow import SnapshotTaker
 
-    folding = fold_of(given)
+    folding = fold_of(options)
     return SnapshotTaker(
         _client(s2, ref),
         fold=folding.fold,
         initial=folding.initial,
         fold_name=folding.name,
-        snapshots=snapshots_of(given, ref),
-        keeping=retention_of(given),
+        snapshots=snapshots_of(options, ref),
+        keeping=retention_of(options),
         **more,
     )
 
@@ -115,7 +91,7 @@ def _taker(s2: S2, ref: StreamRef, given: dict[str, Any], **more: Any) -> Snapsh
 @folding_options
 @retention_options
 @_report_progress
-async def take(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
+async def take(s2: S2, output: Output, ref: StreamRef, **options: Any) -> None:
     """Take one snapshot now, of everything up to the tail.
 
     A snapshot in the stream, which is the default, trims the records that it covers: they can no longer
@@ -126,15 +102,15 @@ async def take(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
     """
     from streamfold.follow import Backoff, Outcome
 
-    async with _taker(s2, ref, given, backoff=Backoff(attempts=_ATTEMPTS)) as taker:
-        taken = await taker.take()
-    if taken.outcome is not Outcome.TAKEN:
+    async with _taker(s2, ref, options, backoff=Backoff(attempts=_ATTEMPTS)) as taker:
+        snapshot = await taker.take()
+    if snapshot.outcome is not Outcome.TAKEN:
         raise VerbFailedError(
-            taken.outcome.replace("-", "_"),
-            f"no snapshot was taken: {taken.reason}",
+            snapshot.outcome.replace("-", "_"),
+            f"no snapshot was taken: {snapshot.reason}",
             ExitStatus.NOTHING_DONE,
         )
-    _show_taken(output, taken)
+    _show_taken(output, snapshot)
 
 
 @verb("run", changes=True)
@@ -155,7 +131,7 @@ async def run(
     size: int | None,
     age: int | None,
     replay: int | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Keep taking snapshots, until interrupted; without limits, every 10,000 records.
 
@@ -168,10 +144,10 @@ async def run(
     given_any = any(limit is not None for limit in limits)
     policy = Policy(records, size, age, replay) if given_any else Policy()
 
-    def show(taken: Taken) -> None:
-        _show_taken(output, taken)
+    def show(snapshot: Taken) -> None:
+        _show_taken(output, snapshot)
 
-    async with _taker(s2, ref, given, policy=policy, on_taken=show) as taker:
+    async with _taker(s2, ref, options, policy=policy, on_taken=show) as taker:
         output.note(f"follows {ref} from {taker.state.cursor}")
         await taker.run()
 
@@ -187,19 +163,21 @@ async def run(
     help="Write the state to this file instead of standard output.",
 )
 @_report_progress
-async def restore(s2: S2, output: Output, ref: StreamRef, file: Path | None, **given: Any) -> None:
+async def restore(
+    s2: S2, output: Output, ref: StreamRef, file: Path | None, **options: Any
+) -> None:
     """Restore the state as of now, and print it as JSON."""
     import msgspec
 
     from streamfold.follow import Backoff, follow
 
-    folding = fold_of(given)
+    folding = fold_of(options)
     async with follow(
         _client(s2, ref),
         fold=folding.fold,
         initial=folding.initial,
         fold_name=folding.name,
-        snapshots=snapshots_of(given, ref),
+        snapshots=snapshots_of(options, ref),
         backoff=Backoff(attempts=_ATTEMPTS),
     ) as state:
         shape: Shape = {"cursor": state.cursor, "plan": _plan_shape(state.plan)}
@@ -217,23 +195,26 @@ async def restore(s2: S2, output: Output, ref: StreamRef, file: Path | None, **g
 @stream_argument
 @where_options
 @_report_progress
-async def plan(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
+async def plan(s2: S2, output: Output, ref: StreamRef, **options: Any) -> None:
     """Show what a restore would load, and how much it would replay."""
     from streamfold.follow import make_plan
 
-    found = await make_plan(_client(s2, ref), snapshots_of(given, ref))
-    output.show(_plan_shape(found), str(found))
+    restore_plan = await make_plan(_client(s2, ref), snapshots_of(options, ref))
+    output.show(_plan_shape(restore_plan), str(restore_plan))
 
 
 @verb("list")
 @stream_argument
 @where_options
 @_report_progress
-async def list_(s2: S2, output: Output, ref: StreamRef, **given: Any) -> None:
+async def list_(s2: S2, output: Output, ref: StreamRef, **options: Any) -> None:
     """List snapshots, the newest first; those in the stream are found by reading it."""
     from streamfold.follow.snapshots.snapshot_store import list_snapshots
 
-    for info in await list_snapshots(_client(s2, ref), snapshots_of(given, ref)):
+    infos = await list_snapshots(_client(s2, ref), snapshots_of(options, ref))
+    if not infos:
+        output.note(f"No snapshots of s2://{ref.basin}/{ref.stream}.")
+    for info in infos:
         size = "-" if info.size is None else str(info.size)
         text = f"{info.cursor:>20}  {info.placement:8}  {info.codec:8}  {size:>12}  {info.name}"
         output.show(_info_shape(info), text)
@@ -251,16 +232,19 @@ async def prune(
     ref: StreamRef,
     keep: int | None,
     max_age: int | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Delete external snapshots by number and age, but never the newest intact one."""
     from streamfold import follow
 
     if keep is None and max_age is None:
         raise click.UsageError("nothing to prune by: give --keep N, --max-age DURATION, or both")
-    store = _store(snapshots_of(given, ref))
+    store = _store(snapshots_of(options, ref))
     now = int(time.time() * 1000)
-    for info in await follow.prune(store, keep=keep, max_age=max_age, now=now):
+    deleted = await follow.prune(store, keep=keep, max_age=max_age, now=now)
+    if not deleted:
+        output.note("No snapshot was deleted: none is old enough.")
+    for info in deleted:
         output.show(_info_shape(info), f"deleted {info.name}")
 
 
@@ -283,15 +267,15 @@ def _store(snapshots: Snapshots[Any]) -> SnapshotStore:
     return snapshots.store
 
 
-def _show_taken(output: Output, taken: Taken) -> None:
+def _show_taken(output: Output, snapshot: Taken) -> None:
     shape: Shape = {
-        "outcome": taken.outcome,
-        "cursor": taken.cursor,
-        "place": taken.placement,
-        "reason": taken.reason,
+        "outcome": snapshot.outcome,
+        "cursor": snapshot.cursor,
+        "place": snapshot.placement,
+        "reason": snapshot.reason,
     }
-    where = f"  {taken.placement}" if taken.placement else ""
-    output.show(shape, f"{taken.outcome}  {taken.cursor}{where}")
+    where = f"  {snapshot.placement}" if snapshot.placement else ""
+    output.show(shape, f"{snapshot.outcome}  {snapshot.cursor}{where}")
 
 
 def _info_shape(info: SnapshotInfo) -> Shape:
@@ -305,14 +289,14 @@ def _info_shape(info: SnapshotInfo) -> Shape:
     }
 
 
-def _plan_shape(found: RestorePlan) -> Shape:
+def _plan_shape(restore_plan: RestorePlan) -> Shape:
     return {
-        "stream": found.stream,
-        "snapshot": _info_shape(found.snapshot) if found.snapshot else None,
-        "first": found.first,
-        "read_from": found.read_from,
-        "tail": found.tail,
-        "records": found.records,
-        "estimated_bytes": found.estimated_bytes,
-        "skipped": [str(skipped.error) for skipped in found.skipped],
+        "stream": restore_plan.stream,
+        "snapshot": _info_shape(restore_plan.snapshot) if restore_plan.snapshot else None,
+        "first": restore_plan.first,
+        "read_from": restore_plan.read_from,
+        "tail": restore_plan.tail,
+        "records": restore_plan.records,
+        "estimated_bytes": restore_plan.estimated_bytes,
+        "skipped": [str(skipped.error) for skipped in restore_plan.skipped],
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import random
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from streamfold._native import end_with_parent
 from streamfold.backoff import Backoff
 from streamfold.cli.exit_status import VerbFailedError
 
@@ -35,13 +35,11 @@ _LOG_BYTES: Final = 4 << 20
 _LINE_MAX: Final = 1 << 20
 #: Seconds to read what an ended process left in its pipes: a grandchild may still hold them open.
 _REST: Final = 1.0
-#: prctl's PR_SET_PDEATHSIG.
-_PARENT_DEATH_SIGNAL: Final = 1
 _COMMAND: Final = (sys.executable, "-m", "streamfold.cli.main")
 
 
-class Part:
-    """One verb of this command line, in a process of its own, with `--json`.
+class CommandProcess:
+    """One command of this command line, in a process of its own, with `--json`.
 
     `arguments` are asked for at each start. `on_object` gets each JSON object that it prints, `on_note`
     a sentence when it is started again. The process ends with this one, even if this one is killed.
@@ -126,7 +124,7 @@ class Part:
             limit=_LINE_MAX,
             # Ctrl-C reaches this process alone, which stops its parts in order.
             start_new_session=True,
-            preexec_fn=partial(_end_with_parent, os.getpid(), _prctl()),
+            preexec_fn=partial(_end_with_parent, os.getpid()),
         )
         self._process = process
         if self._stopping.is_set():
@@ -208,16 +206,7 @@ def _ending(status: int) -> str:
     return f"ended with status {status}"
 
 
-def _prctl() -> Callable[..., int] | None:
-    """Return the system call that ends a process with its parent; None where there is none."""
-    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
-    return found
-
-
-def _end_with_parent(parent: int, prctl: Callable[..., int] | None) -> None:
+def _end_with_parent(parent: int) -> None:
     """Have the kernel send SIGTERM to this process when its parent ends; called after the fork."""
-    if prctl is None:
-        return
-    prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:
+    if end_with_parent(signal.SIGTERM) and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

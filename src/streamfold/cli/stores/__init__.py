@@ -1,1 +1,0 @@
-"""Commands on a store itself, past its server: check, backup, restore."""
