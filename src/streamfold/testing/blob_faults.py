@@ -1,23 +1,23 @@
-"""A blob store that fails as planned, for tests of code that uses blobs."""
+"""A fault-injecting blob store, for testing code that uses blobs."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import random
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from streamfold.blob.blob_store import DEFAULT_CHUNK_SIZE, BlobMeta, BlobStore
-from streamfold.errors import BlobOutcomeUnknownError, BlobUnavailableError, InvalidError
+from streamfold.errors import BlobOutcomeUnknownError, BlobUnavailableError
+from streamfold.testing.faults import Fault, FaultKind, FaultPlan, FaultyCall, check_fault
 
 T = TypeVar("T")
 
 
-class Operation(enum.StrEnum):
-    """The calls of a blob store."""
+class Operation(FaultyCall):
+    """The operations of a blob store.
+
+    A fault raises `BlobUnavailableError`, or `BlobOutcomeUnknownError` if the write took effect.
+    """
 
     PUT = "put"
     PUT_IF_ABSENT = "put_if_absent"
@@ -30,89 +30,24 @@ class Operation(enum.StrEnum):
     LIST = "list"
     DELETE = "delete"
 
-
-class FaultKind(enum.StrEnum):
-    """How a call fails."""
-
-    #: `BlobUnavailableError`; the call had no effect.
-    BEFORE = "before"
-    #: `BlobOutcomeUnknownError`; the write took effect.
-    AFTER = "after"
-    #: `BlobUnavailableError` after `amount` bytes of a stream, or entries of a listing.
-    CUT = "cut"
-
-
-WRITES = frozenset(
-    {Operation.PUT, Operation.PUT_IF_ABSENT, Operation.PUT_IF_MATCH, Operation.DELETE}
-)
-CUTTABLE = frozenset({Operation.STREAM, Operation.LIST})
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What happens to one call: a delay in seconds, then a failure, or either alone."""
-
-    kind: FaultKind | None = None
-    amount: int = 0
-    delay: float = 0.0
-
-
-NO_FAULT = Fault()
-
-
-class FaultPlan(Protocol):
-    """Decides about each call, in the order in which calls begin."""
-
-    def next_fault(self, operation: Operation, key: str) -> Fault:
-        """Return what happens to this call; `NO_FAULT` to leave it alone."""
-        ...
-
-
-class ScriptedFaults:
-    """The n-th call of an operation gets the n-th fault of its script; later calls succeed."""
-
-    def __init__(self, script: Mapping[Operation, Sequence[Fault]] | None = None) -> None:
-        for operation, faults in (script or {}).items():
-            for fault in faults:
-                _check(operation, fault)
-        self._left = {operation: deque(faults) for operation, faults in (script or {}).items()}
-
-    def next_fault(self, operation: Operation, key: str) -> Fault:
-        left = self._left.get(operation)
-        return left.popleft() if left else NO_FAULT
-
-
-class SeededFaults:
-    """Each call fails with the chance of its operation; the same `rng` gives the same faults."""
-
-    def __init__(
-        self,
-        rng: random.Random,
-        chances: Mapping[Operation, float],
-        *,
-        longest_delay: float = 0.0,
-        most_before_cut: int = 64 * 1024,
-    ) -> None:
-        self._rng = rng
-        self._chances = dict(chances)
-        self._longest_delay = longest_delay
-        self._most_before_cut = most_before_cut
-
-    def next_fault(self, operation: Operation, key: str) -> Fault:
-        delay = self._rng.uniform(0, self._longest_delay)
-        if self._rng.random() >= self._chances.get(operation, 0.0):
-            return Fault(delay=delay)
-        kinds = [FaultKind.BEFORE]
-        kinds += [FaultKind.AFTER] if operation in WRITES else []
-        kinds += [FaultKind.CUT] if operation in CUTTABLE else []
-        amount = self._rng.randint(0, self._most_before_cut)
-        return Fault(self._rng.choice(kinds), amount, delay)
+    @property
+    def kinds(self) -> tuple[FaultKind, ...]:
+        if self in (Operation.STREAM, Operation.LIST):
+            return FaultKind.BEFORE, FaultKind.CUT
+        if self in (
+            Operation.PUT,
+            Operation.PUT_IF_ABSENT,
+            Operation.PUT_IF_MATCH,
+            Operation.DELETE,
+        ):
+            return FaultKind.BEFORE, FaultKind.AFTER
+        return super().kinds
 
 
 class FaultyBlobStore(BlobStore):
-    """`inner`, failing as `plan` says; errors of its own always name themselves as injected.
+    """Wraps `inner` and injects the faults of `plan`. Its own errors say "injected".
 
-    An error of `inner` wins over an injected one: a write that was refused did not take effect.
+    An error from `inner` takes precedence over an injected one: a rejected write had no effect.
     """
 
     def __init__(
@@ -187,8 +122,7 @@ class FaultyBlobStore(BlobStore):
         return result
 
     async def _begin(self, operation: Operation, key: str) -> Fault:
-        fault = self._plan.next_fault(operation, key)
-        _check(operation, fault)
+        fault = check_fault(operation, self._plan.next_fault(operation, key))
         if fault.delay:
             await self._sleep(fault.delay)
         if fault.kind is FaultKind.BEFORE:
@@ -200,10 +134,3 @@ class FaultyBlobStore(BlobStore):
             raise BlobOutcomeUnknownError(f"injected: {operation} of {key!r} lost its answer")
         if fault.kind is FaultKind.CUT:
             raise BlobUnavailableError(f"injected: {operation} of {key!r} was cut off")
-
-
-def _check(operation: Operation, fault: Fault) -> None:
-    if fault.kind is FaultKind.AFTER and operation not in WRITES:
-        raise InvalidError(f"a fault 'after' fits only writes, not {operation}: use 'before'")
-    if fault.kind is FaultKind.CUT and operation not in CUTTABLE:
-        raise InvalidError(f"a fault 'cut' fits only stream and list, not {operation}")

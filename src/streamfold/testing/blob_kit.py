@@ -1,9 +1,9 @@
-"""What every blob store guarantees, as tests; and all its calls by name, for tables in tests.
+"""Conformance tests for blob stores, and a table of all blob store calls by name.
 
     class TestMyStore(BlobStoreConformance):
         @pytest.fixture
         def store(self) -> BlobStore:
-            return MyStore(...)          # empty, a new one for each test
+            return MyStore(...)          # a new, empty store for each test
 
 Needs pytest and pytest-asyncio: `pip install streamfold[testing]`.
 """
@@ -24,10 +24,10 @@ BAD_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/./b", "
 BAD_KEYS += ["a\x7f", "\ud800", "x" * 256, "/".join(["x" * 200] * 5)]
 BAD_PREFIXES = ["/", "/a", "a//", "../", "a/../b", "a\0"]
 
-#: Bytes; more than one part of any service's multipart upload.
+#: Bytes. Larger than one multipart upload part of any service.
 SEVERAL_PARTS = 20 * 1024 * 1024 + 7
 
-#: An etag that no blob has.
+#: An ETag that matches no blob.
 STALE = '"stale"'
 
 Call = Callable[[BlobStore, str], Coroutine[Any, Any, object]]
@@ -47,24 +47,24 @@ READS = ["get", "get_with_etag", "get_range", "stream", "head"]
 
 
 async def pieces_of(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yield `pieces` as an upload gets them."""
+    """Yield `pieces` as the body of a streamed upload."""
     for piece in pieces:
         yield piece
 
 
 async def swap(store: BlobStore, key: str, data: bytes = b"x") -> str:
-    """Replace the current blob."""
+    """Replace the blob at `key`, conditional on its current ETag. Return the new ETag."""
     _, etag = await store.get_with_etag(key)
     return await store.put_if_match(key, data, etag)
 
 
 async def collect(stream: AsyncIterator[bytes]) -> bytes:
-    """Return all that `stream` yields."""
+    """Return everything `stream` yields, joined."""
     return b"".join([piece async for piece in stream])
 
 
 async def keys_of(store: BlobStore, prefix: str = "") -> list[str]:
-    """Return the keys that `store` lists, in its order."""
+    """Return the keys `store` lists, in listing order."""
     return [meta.key async for meta in store.list(prefix)]
 
 
@@ -73,7 +73,7 @@ with needing_extra("testing"):
 
 
 class BlobStoreConformance:
-    """Subclass it in a test module and override the `store` fixture."""
+    """Conformance suite. Subclass it in a test module and override the `store` fixture."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -102,7 +102,7 @@ class BlobStoreConformance:
     @pytest.mark.parametrize("streamed", [True, False])
     async def test_put_takes_blobs_of_several_parts(self, store: BlobStore, streamed: bool) -> None:
         data = bytes(range(251)) * (SEVERAL_PARTS // 251)
-        step = 1_000_003  # no divisor of anything
+        step = 1_000_003  # divides neither the blob nor a part
         pieces = [data[at : at + step] for at in range(0, len(data), step)]
         await store.put("blob", pieces_of(pieces) if streamed else data)
         assert await collect(store.stream("blob")) == data
@@ -307,7 +307,7 @@ class BlobStoreConformance:
         assert [meta async for meta in store.list()] == [await store.head("folder/blob")]
 
     @pytest.mark.parametrize(
-        ("prefix", "found"),
+        ("prefix", "keys"),
         [
             ("", ["a", "ab", "b/.x", "b/x", "b/xy", "b/z/1", "bc"]),
             ("a", ["a", "ab"]),
@@ -321,11 +321,11 @@ class BlobStoreConformance:
         ],
     )
     async def test_list_takes_any_prefix(
-        self, store: BlobStore, prefix: str, found: list[str]
+        self, store: BlobStore, prefix: str, keys: list[str]
     ) -> None:
         for key in ("bc", "b/xy", "b/z/1", "b/x", "b/.x", "ab", "a"):
             await store.put(key, b"x")
-        assert await keys_of(store, prefix) == found
+        assert await keys_of(store, prefix) == keys
 
     @pytest.mark.parametrize(
         "key", ["a b", "a%20b", "a+b", "a#1", "a?b=c&d", "[x]{y}", "ü/名", "~*"]

@@ -1,4 +1,4 @@
-"""What every codec of snapshots guarantees, as tests.
+"""Conformance tests for snapshot codecs.
 
     class TestMyCodec(CodecConformance):
         @pytest.fixture
@@ -6,7 +6,7 @@
             return MyCodec()
 
         def states(self) -> list[Any]:
-            return [{}, {"a": 1}]    # what the codec must keep; small ones and one of some MiB
+            return [{}, {"a": 1}]    # must round-trip; include one of several MiB
 
 Needs pytest: `pip install streamfold[testing]`.
 """
@@ -22,14 +22,14 @@ from streamfold.follow import Codec
 with needing_extra("testing"):
     import pytest
 
-#: Bytes per piece when a state is decoded: one that no writer used.
+#: Bytes per piece passed to `decode`. Matches no writer's piece size.
 PIECE = 1009
 
 
 class CodecConformance:
-    """Subclass it in a test module and override the `codec` fixture and `states`."""
+    """Conformance suite. Subclass it and override the `codec` fixture and `states`."""
 
-    #: Whether bytes that are cut are always noticed; snapshots have a digest besides.
+    #: Whether the codec always detects truncation. Snapshots also carry a digest.
     notices_cuts = True
 
     @pytest.fixture
@@ -37,7 +37,7 @@ class CodecConformance:
         raise NotImplementedError("override the `codec` fixture: return a codec")
 
     def states(self) -> list[Any]:
-        """States that the codec must keep."""
+        """Return states that must round-trip unchanged."""
         return [
             {},
             [],
@@ -68,5 +68,5 @@ class CodecConformance:
 
 
 def encoded(codec: Codec[Any], state: Any) -> bytes:
-    """Return the bytes of a state, whose pieces may be views."""
+    """Return the encoded state as one `bytes`. The codec's pieces may be memory views."""
     return b"".join(bytes(piece) for piece in codec.encode(state))

@@ -1,9 +1,9 @@
-"""What every destination of an archive guarantees, as tests.
+"""Conformance tests for archive destinations.
 
     class TestMyDestination(DestinationConformance):
         @pytest.fixture
         def destination(self) -> Destination:
-            return Destination(MyStore(...), "my://folder/")     # empty, a new one for each test
+            return Destination(MyStore(...), "my://folder/")     # new and empty for each test
 
 A destination is a blob store with a name, so run `BlobStoreConformance` on the store too.
 Needs pytest, pytest-asyncio and pyarrow: `pip install streamfold[archive,testing]`.
@@ -16,7 +16,11 @@ from contextlib import suppress
 
 import msgspec
 
-from streamfold.archive.destinations.destination import Destination, Stored, check_compare_and_swap
+from streamfold.archive.destinations.destination import (
+    Destination,
+    StoredManifest,
+    check_compare_and_swap,
+)
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest, Part
 from streamfold.blob import BlobChangedError
 from streamfold.errors import BlobExistsError
@@ -30,7 +34,7 @@ MOMENT = "2026-06-03T12:00:00.000000Z"
 
 
 def small_manifest(number: int = 1) -> Manifest:
-    """Return a manifest of one base, different for each number."""
+    """Return a manifest with one base. Manifests of different numbers differ."""
     path = "epoch=1/snapshot-00000000000000000007-attempt1.jsonl"
     part = Part(path=path, uri="elsewhere:/" + path, size_bytes=0, sha256="0" * 64, rows=0)
     files = FormatFiles(uri=part.uri, size_bytes=0, compression="none", parts=(part,))
@@ -55,7 +59,7 @@ def small_manifest(number: int = 1) -> Manifest:
 
 
 class DestinationConformance:
-    """Subclass it in a test module and override the `destination` fixture."""
+    """Conformance suite. Subclass it in a test module and override `destination`."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -97,7 +101,7 @@ class DestinationConformance:
         assert await destination.read() == second
 
     async def test_of_racing_commits_one_wins(self, destination: Destination) -> None:
-        async def commit(number: int, previous: Stored) -> Stored | None:
+        async def commit(number: int, previous: StoredManifest) -> StoredManifest | None:
             with suppress(BlobChangedError):
                 return await destination.swap(small_manifest(number), previous)
             return None
@@ -110,8 +114,8 @@ class DestinationConformance:
             assert await destination.read() == current
 
     async def test_unknown_fields_survive(self, destination: Destination) -> None:
-        known = msgspec.structs.replace(small_manifest(), extra={"later": {"a": [1, None]}})
-        stored = await destination.swap(known, None)
+        manifest = msgspec.structs.replace(small_manifest(), extra={"later": {"a": [1, None]}})
+        stored = await destination.swap(manifest, None)
         assert (await destination.read()) == stored
         assert stored.manifest.extra == {"later": {"a": [1, None]}}
 

@@ -1,4 +1,4 @@
-"""An engine that fails on purpose, for tests of what is built on one."""
+"""A fault-injecting engine, for testing code built on one."""
 
 from __future__ import annotations
 
@@ -9,47 +9,51 @@ from contextlib import aclosing
 
 from streamfold.errors import StorageError, StorageFullError
 from streamfold.store import keys
-from streamfold.store.engine.engine import Batch, DiskUse, Engine, Op, Row, Tables
+from streamfold.store.engine.engine import DiskUse, Engine, Op, Row, Tables, WriteBatch
 
 
 class CommitFault(enum.Enum):
     """What happens to one commit."""
 
-    #: It fails, and nothing of it was written.
+    #: Succeeds, so that a script can fail a later commit.
+    NONE = "none"
+    #: Fails without writing anything.
     BEFORE = "before"
-    #: It is written, and then reported as failed.
+    #: Writes everything, then reports failure.
     AFTER = "after"
-    #: It never answers.
+    #: Never returns.
     SILENCE = "silence"
-    #: It fails because the disk is full, and nothing of it was written.
+    #: Fails with a full disk, without writing anything.
     FULL = "full"
 
 
 class HeldRead:
-    """An answer of the engine that a test holds back while other things change."""
+    """An engine answer that a test holds back while other state changes."""
 
     def __init__(self) -> None:
-        #: Set once `inner` has answered.
+        #: Set when `inner` has answered.
         self.answered = asyncio.Event()
-        #: Set by the test to pass the answer on.
+        #: The test sets this to deliver the answer.
         self.release = asyncio.Event()
 
 
 class FaultyEngine:
-    """Passes everything on to `inner`, except the commits that a test makes fail.
+    """Forwards every call to `inner`, except commits that a test makes fail.
 
-    `hold()` stops commits before they reach `inner` until `resume()`, so that a test can look at what
-    is not durable yet. `hold_read()` and `hold_scan()` do the same with one answer.
+    `hold()` stops commits before they reach `inner` until `resume()`, so that a test can observe
+    records that are not durable yet. `hold_read()` and `hold_scan()` hold back a single answer.
     """
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
         self.commits: list[list[Op]] = []
-        #: The next fault first, and whether only a commit with records gets it.
+        #: Pending faults, next first, each with whether it applies only to commits with records.
         self._faults: list[tuple[CommitFault, bool]] = []
         self._open = asyncio.Event()
         self._open.set()
         self._order = asyncio.Lock()
+        #: Whether a commit has failed. All later commits must then fail too.
+        self._failed = False
         self._held_reads: dict[bytes, HeldRead] = {}
         self._held_scans: dict[bytes, HeldRead] = {}
 
@@ -62,11 +66,11 @@ class FaultyEngine:
         return self.inner.damaged_files
 
     def fail_next(self, fault: CommitFault, *, with_records: bool = False) -> None:
-        """Make the next commit fail, or the next one `with_records`: the background commits, too."""
+        """Inject `fault` into the next commit. `with_records` skips background commits."""
         self._faults.append((fault, with_records))
 
     def forget_faults(self) -> None:
-        """Let commits succeed that have not failed yet."""
+        """Drop the pending faults."""
         self._faults.clear()
 
     def hold(self) -> None:
@@ -80,16 +84,19 @@ class FaultyEngine:
         return self._held_reads.setdefault(key, HeldRead())
 
     def hold_scan(self, start: bytes) -> HeldRead:
-        """Hold back the first page of the next scan that begins at `start`."""
+        """Hold back the first page of the next scan that starts at `start`."""
         return self._held_scans.setdefault(start, HeldRead())
 
-    def prepare(self, ops: list[Op]) -> Batch:
+    def prepare(self, ops: list[Op]) -> WriteBatch:
         return self.inner.prepare(ops)
 
-    async def commit(self, batch: Batch) -> None:
-        async with self._order:  # later commits do not overtake a held or failing one
+    async def commit(self, batch: WriteBatch) -> None:
+        async with self._order:  # no commit overtakes a held or failing one
             await self._open.wait()
+            if self._failed:
+                raise StorageError("an earlier commit failed: open the store again")
             fault = self._take_fault(batch.ops)
+            self._failed = fault is not None
             if fault is CommitFault.BEFORE:
                 raise StorageError("injected: failed before the write")
             if fault is CommitFault.FULL:
@@ -121,9 +128,9 @@ class FaultyEngine:
 
     async def _hold_answers(self, keys: Sequence[bytes]) -> None:
         for key in keys:
-            if held := self._held_reads.pop(key, None):
-                held.answered.set()
-                await held.release.wait()
+            if read := self._held_reads.pop(key, None):
+                read.answered.set()
+                await read.release.wait()
 
     def scan(
         self,
@@ -135,8 +142,8 @@ class FaultyEngine:
         eager: bool = False,
     ) -> AsyncGenerator[list[Row]]:
         pages = self.inner.scan(start, end, first=first, descending=descending, eager=eager)
-        held = self._held_scans.pop(start, None)
-        return pages if held is None else _held_back(pages, held)
+        read = self._held_scans.pop(start, None)
+        return pages if read is None else _held_back(pages, read)
 
     async def check(self) -> None:
         await self.inner.check()
@@ -160,11 +167,11 @@ class FaultyEngine:
         await self.inner.close(flush=flush)
 
 
-async def _held_back(pages: AsyncGenerator[list[Row]], held: HeldRead) -> AsyncGenerator[list[Row]]:
+async def _held_back(pages: AsyncGenerator[list[Row]], read: HeldRead) -> AsyncGenerator[list[Row]]:
     async with aclosing(pages):
         page = await anext(pages, None)
-        held.answered.set()
-        await held.release.wait()
+        read.answered.set()
+        await read.release.wait()
         while page is not None:
             yield page
             page = await anext(pages, None)

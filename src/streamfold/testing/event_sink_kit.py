@@ -1,9 +1,9 @@
-"""What every sink for events guarantees, as tests.
+"""Conformance tests for event sinks.
 
     class TestMySink(EventSinkConformance):
         @pytest.fixture
         def probe(self) -> SinkProbe:
-            return MyProbe(...)     # a sink, and a way to see what arrived; new for each test
+            return MyProbe(...)     # a sink and its receiver, new for each test
 
 Needs pytest and pytest-asyncio: `pip install streamfold[archive,testing]`.
 """
@@ -27,34 +27,34 @@ from streamfold.extras import needing_extra
 with needing_extra("testing"):
     import pytest
 
-#: Events of one table in the test of order: more than services hand out at once.
+#: Events per table in the ordering test. More than services deliver in one batch.
 MANY = 25
-#: Names that some services do not accept as they are.
+#: Table names that some services reject unless escaped.
 ODD_TABLES = ("with space", "größe.表", "a" * 300, 'quote"back\\slash', "line\nend", "x/y:z")
 
 
 class SinkProbe(ABC):
-    """A sink, and the receiving end of what it sends to."""
+    """A sink together with its receiving end."""
 
     sink: EventSink
-    #: Whether events of a table are received in the order in which they were sent.
+    #: Whether a table's events arrive in the order sent.
     is_ordered = True
-    #: Whether an event that is sent again is received once.
+    #: Whether an event sent twice arrives once.
     drops_repetitions = False
-    #: Texts that may appear in no message.
+    #: Strings that must not appear in any error message.
     secrets: Sequence[str] = ()
 
     @abstractmethod
     async def received(self, count: int) -> list[Event]:
-        """Return all events that arrived so far, once there are `count` of them."""
+        """Wait until `count` events have arrived, then return all received so far."""
 
     @abstractmethod
     async def break_target(self) -> None:
-        """Make it impossible to deliver, as by deleting the receiver."""
+        """Make delivery impossible, for example by deleting the receiver."""
 
 
 def sample_event(number: int = 0, table: str = "public.users") -> Event:
-    """Return a diff's event, different for each number."""
+    """Return a diff event. Events of different numbers differ."""
     folder = "s3://bucket/public.users/"
     return Event(
         event_id=f"{number:032x}",
@@ -71,7 +71,7 @@ def sample_event(number: int = 0, table: str = "public.users") -> Event:
 
 
 class EventSinkConformance:
-    """Subclass it in a test module and override the `probe` fixture."""
+    """Conformance suite. Subclass it in a test module and override the `probe` fixture."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -113,7 +113,7 @@ class EventSinkConformance:
         sent = [sample_event(number, table) for number, table in enumerate(ODD_TABLES)]
         for event in sent:
             await probe.sink.send(event)
-        # Order is kept within a table only.
+        # Sinks preserve order only within a table.
         received = await probe.received(len(sent))
         assert sorted(received, key=lambda event: event.event_id) == sent
 
@@ -154,7 +154,7 @@ class EventSinkConformance:
         for number in (1, 2):
             await probe.sink.send(sample_event(number))
         arrived = await probe.received(2)
-        if sample_event(2) not in arrived:  # the cancelled one was under way, and arrived as well
+        if sample_event(2) not in arrived:  # the cancelled event was in flight and arrived too
             arrived = await probe.received(3)
         assert [*dict.fromkeys(event.event_id for event in arrived)] == [
             sample_event(number).event_id for number in (1, 2)

@@ -1,4 +1,4 @@
-"""What every format of an archive guarantees, as tests.
+"""Conformance tests for archive formats.
 
     class TestMyFormat(FormatConformance):
         @pytest.fixture
@@ -40,14 +40,14 @@ with needing_extra("testing"):
     import pyarrow as pa
     import pytest
 
-#: Bytes of Arrow memory that a writer or reader may hold, and of the table that passes through it.
+#: Arrow memory limit for a writer or reader, and size of the table it processes. Both in bytes.
 MEMORY_MAX, TABLE_BYTES = 128 << 20, 160 << 20
-#: Offsets in a file that are damaged, one per run.
+#: Number of file offsets to damage, one per run.
 DAMAGES = 150
 
 
 class WriteOnly:
-    """A sink that cannot seek, tell or be read: a pipe, or the body of an upload."""
+    """A sink without seek, tell or read, such as a pipe or an upload body."""
 
     def __init__(self, sink: BinaryIO) -> None:
         self._sink = sink
@@ -59,11 +59,11 @@ class WriteOnly:
 
 
 class FormatConformance:
-    """Subclass it in a test module and override the `format` fixture."""
+    """Conformance suite. Subclass it in a test module and override the `format` fixture."""
 
-    #: Whether a changed bit can never go unnoticed.
+    #: Whether the format detects every flipped bit.
     checksummed: ClassVar[bool] = False
-    #: Whether a file that is cut after a row is detected.
+    #: Whether the format detects a file truncated at a row boundary.
     knows_its_end: ClassVar[bool] = False
 
     @pytest.fixture
@@ -151,8 +151,8 @@ class FormatConformance:
 
     def test_a_delete_keeps_its_key_when_nothing_else_is_known(self, format: Format) -> None:
         key = {"shop": "x y", "number": 2**60}
-        given = [{"action": "DELETE", "key": key}]
-        changes = pa.RecordBatch.from_pylist(given, schema=ORDERS.changes)
+        rows = [{"action": "DELETE", "key": key}]
+        changes = pa.RecordBatch.from_pylist(rows, schema=ORDERS.changes)
         data, _ = write(format.write_changes, ORDERS, [changes])
         got = read(format.read_changes(io.BytesIO(data), ORDERS), ORDERS.changes).to_pylist()
         assert got[0]["key"] == key
@@ -180,7 +180,7 @@ class FormatConformance:
             write(format.write_rows, ORDERS, failing())
 
     def test_a_cut_file_is_refused(self, format: Format) -> None:
-        """Where the format cannot detect missing rows, the rows that it reads are right."""
+        """A format that cannot detect truncation must still read a correct prefix of the rows."""
         for kind, data, original in self._files(format):
             for length in self._offsets(len(data)):
                 got = self._damaged(kind, data[:length])
@@ -194,7 +194,7 @@ class FormatConformance:
             assert self._damaged(kind, data + b"x") is None
 
     def test_a_changed_bit_is_refused(self, format: Format) -> None:
-        """Where the format has no checksum, damage may go unnoticed, but raises no other error."""
+        """A format without checksums may miss the damage, but must not raise any other error."""
         for kind, data, original in self._files(format):
             for offset in self._offsets(len(data)):
                 changed = bytearray(data)
@@ -266,7 +266,7 @@ class FormatConformance:
         return sorted({*spread, 1, size - 1, *range(max(1, size - 20), size)})
 
     def _damaged(self, kind: Callable[..., Any], data: bytes) -> pa.RecordBatch | None:
-        """What is read from damaged bytes, None when they are refused; anything else fails."""
+        """Return the rows read from damaged bytes, or None if the format rejects them as corrupt."""
         try:
             batches = list(kind(io.BytesIO(data), ORDERS))
         except ArtifactCorruptError:
@@ -281,13 +281,13 @@ def write(call: Callable[..., int], schema: TableSchema, batches: Any) -> tuple[
 
 
 def read(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """All batches as one, each with exactly this schema and none empty."""
-    found = list(batches)
-    for batch in found:
+    """Join all batches. Each must be non-empty and have exactly this schema."""
+    pieces = list(batches)
+    for batch in pieces:
         batch.validate(full=True)
         assert len(batch)
         assert batch.schema.equals(schema), f"{batch.schema}\nis not\n{schema}"
-    return joined(found)
+    return joined(pieces)
 
 
 def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -295,14 +295,14 @@ def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def assert_same(got: pa.RecordBatch, expected: pa.RecordBatch) -> None:
-    """Equal in every value; NaN equals NaN, and -0.0 is not 0.0."""
+    """Assert that all values are equal. NaN equals NaN; -0.0 differs from 0.0."""
     assert len(got) == len(expected)
     for name, left, right in zip(got.schema.names, got.columns, expected.columns, strict=True):
         assert_equal(left, right, name)
 
 
 def assert_equal(left: pa.Array, right: pa.Array, path: str) -> None:
-    """Arrow's own comparison, except for floats, where it treats NaN as unequal."""
+    """Compare as Arrow does, except for floats, where Arrow treats NaN as unequal to itself."""
     assert left.type == right.type, path
     if pa.types.is_nested(left.type):
         assert left.is_null().equals(right.is_null()), path

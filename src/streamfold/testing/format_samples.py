@@ -1,4 +1,4 @@
-"""Tables that a format must keep exactly: every type with its extremes, and changes of them."""
+"""Sample tables and changes that a format must round-trip exactly, extreme values included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEXTS = [
 _US_1 = -62_135_596_800_000_000  # year 1, in microseconds
 _US_9999 = 253_402_300_799_999_999
 
-#: By name: a type, and values that are easily lost or changed. Null is tried with each of them.
+#: Name to type and values that are easily lost or altered. Each type is also tested with nulls.
 EVERY_TYPE: dict[str, tuple[pa.DataType, list[Any]]] = {
     "null": (pa.null(), []),
     "bool": (pa.bool_(), [True, False]),
@@ -93,14 +93,14 @@ EVERY_TYPE: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 def table_of(kind: pa.DataType, values: Sequence[Any]) -> tuple[TableSchema, pa.RecordBatch]:
-    """A table with a key and a column of these values, with nulls between them."""
+    """Return a table with a key column and a column of `values` mixed with nulls."""
     mixed = [None, *values, None, *reversed(values)]
     schema = TableSchema.of([pa.field("id", pa.int64()), pa.field("value", kind)], ["id"])
     columns = [pa.array(range(len(mixed)), pa.int64()), pa.array(mixed, kind)]
     return schema, pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
 
 
-#: A table of everyday columns with a key of two.
+#: A table of everyday columns with a two-column key.
 ORDERS = TableSchema.of(
     [
         pa.field("shop", pa.string()),
@@ -114,9 +114,9 @@ ORDERS = TableSchema.of(
 )
 
 
-@lru_cache(maxsize=16)  # more than the kit asks for: each takes up to a second to make
+@lru_cache(maxsize=16)  # holds every table of the kit: one takes up to a second to build
 def orders(count: int, seed: int = 1, note: str = "") -> pa.RecordBatch:
-    """Rows that are the same for the same arguments."""
+    """Return rows of ORDERS. Equal arguments give equal rows."""
     chance = random.Random(seed)  # noqa: S311 - reproducible data, no secret
     rows = [
         {
@@ -133,7 +133,7 @@ def orders(count: int, seed: int = 1, note: str = "") -> pa.RecordBatch:
 
 
 def changes_of(schema: TableSchema, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """A TRUNCATE, then every row in turn inserted, updated from and to itself, and deleted."""
+    """Return a TRUNCATE, then per row one change: INSERT, UPDATE to itself and DELETE in turn."""
     actions = pa.array(["INSERT", "UPDATE", "DELETE"] * len(rows))[: len(rows)]
     kinds = {field.name: field.type for field in schema.changes}
     images = [
@@ -152,13 +152,13 @@ def changes_of(schema: TableSchema, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of `size` rows."""
+    """Yield the batch in slices of `size` rows."""
     for start in range(0, len(batch), size):
         yield batch.slice(start, size)
 
 
 def in_another_layout(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Equal values in the other layouts that Arrow has for text, which some libraries produce."""
+    """Return equal values in the other Arrow string layouts, which some libraries produce."""
     fields = [
         field.with_type(pa.large_string()) if pa.types.is_string(field.type) else field
         for field in batch.schema
@@ -169,7 +169,7 @@ def in_another_layout(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def misfits() -> dict[str, tuple[TableSchema, pa.RecordBatch]]:
-    """Batches that a schema does not allow, by what is wrong with them."""
+    """Return batches that violate their schema, keyed by the violation."""
     rows = orders(3)
     twice = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
     mapped, _ = table_of(*EVERY_TYPE["map"])
@@ -183,7 +183,7 @@ def misfits() -> dict[str, tuple[TableSchema, pa.RecordBatch]]:
 
 
 def bad_changes() -> list[list[dict[str, Any]]]:
-    """Changes of orders that no diff may hold."""
+    """Return invalid changes of ORDERS, which a format must reject."""
     row, other = orders(2).to_pylist()
     key = {name: row[name] for name in ORDERS.key_fields}
     return [

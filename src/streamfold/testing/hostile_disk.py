@@ -1,4 +1,4 @@
-"""A disk that keeps nothing but what was synced, and of the rest whatever does the most harm."""
+"""A simulated disk that keeps only synced data, and the most harmful part of everything else."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: Bytes that a device writes as one.
+from streamfold._native import FaultyDisk
+
+#: Bytes that a device writes atomically.
 _SECTOR = 512
 
 
 class Mood(enum.Enum):
-    """What becomes of that which was not synced."""
+    """What a power cut does to unsynced changes."""
 
     LOSES = "all of it is lost, and what was deleted is back"
     TEARS = "all names are there, and no content is whole"
@@ -23,21 +25,23 @@ class Mood(enum.Enum):
 
 
 class HostileDisk:
-    """Remembers what was synced below `root`, and makes images of what a power cut may leave.
+    """Tracks what was synced below `root` and writes images of what a power cut may leave.
 
-    As POSIX has it, and ext4 may do it: syncing a file stores its content, but not its name; syncing
-    a folder stores the names in it as they are now, but no content. Until then a new name may be
-    there or not, a deleted one may be back, and a file may be whole, empty, cut short or zeroes.
-    Whatever is below `root` at first counts as stored.
+    Follows POSIX, and what ext4 may do. Syncing a file stores its content but not its name. Syncing
+    a folder stores the names now in it but no content. Until then, a new name may be missing, a
+    deleted one may reappear, and a file may be whole, empty, truncated or zeroed. Everything below
+    `root` at construction counts as synced.
     """
 
     def __init__(self, root: Path, spare: Path) -> None:
         self._root = root
-        #: Holds a second name for every file ever synced, so that no inode number is used twice.
+        #: Holds a hard link to every file ever synced, so that no inode number is reused.
         self._spare = spare
         self._spare.mkdir(parents=True, exist_ok=True)
         self._contents: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
+        #: Names of folders whose files are synced before they get their final names.
+        self._whole: set[str] = set()
         self._lock = threading.RLock()
         #: Called before a sync takes effect.
         self.on_sync: Callable[[Path], None] = lambda path: None
@@ -47,15 +51,33 @@ class HostileDisk:
                 self._store(Path(folder) / file)
 
     def sync(self, path: Path) -> None:
-        """What the store calls instead of fsync."""
+        """Record a sync. The store calls this instead of fsync."""
         with self._lock:
             self.on_sync(path)
             if path.is_relative_to(self._root):
                 self._store(path)
 
+    def follow(self, engine: FaultyDisk) -> None:
+        """Record the engine's own syncs until `engine` closes.
+
+        The engine syncs log files before it gives them their final names.
+        """
+        self._whole.add("wal")
+        engine.watch()
+
+        def learn() -> None:
+            try:
+                while (file := engine.next_sync()) is not None:
+                    self.sync(file)
+                    self.sync(file.parent)
+            finally:
+                engine.close()  # after an error, so that the engine does not wait for this thread
+
+        threading.Thread(target=learn, daemon=True, name="syncs").start()
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Within this, nothing gets synced."""
+        """Block all syncs while the context is open."""
         with self._lock:
             yield
 
@@ -66,10 +88,10 @@ class HostileDisk:
         inode = path.stat().st_ino
         if inode not in self._contents:
             os.link(path, self._spare / str(inode))
-        self._contents[inode] = path.read_bytes()  # a file may be written and synced again
+        self._contents[inode] = path.read_bytes()  # a file may be rewritten and synced again
 
     def cut_power(self, image: Path, dice: random.Random, mood: Mood) -> None:
-        """Write to `image` what may be left below the root if power fails now."""
+        """Write to `image` a state that a power cut now may leave below the root."""
         with self._lock:
             self._copy(self._root, image, dice, mood)
 
@@ -83,7 +105,7 @@ class HostileDisk:
             if not certain and not _survives(name in live, dice, mood):
                 if len(inodes) < 2:
                     continue
-                inodes.reverse()  # a name that meant something else before: it still does
+                inodes.reverse()  # the name still refers to its previous file
             path = folder / name
             if path.is_dir() or path in self._names:
                 self._copy(path, image / name, dice, mood)
@@ -98,7 +120,9 @@ class HostileDisk:
         try:
             written = path.read_bytes()
         except FileNotFoundError:
-            return None  # the database deleted it just now
+            return None  # the database has just deleted it
+        if path.parent.name in self._whole and "#" not in path.name:
+            return written
         return torn(written, dice, whole=mood is Mood.MIXES)
 
 
@@ -109,14 +133,14 @@ def _names(folder: Path) -> dict[str, int]:
 
 
 def _survives(live: bool, dice: random.Random, mood: Mood) -> bool:
-    """Whether a change of names that was not synced took effect; `live` if the name is there now."""
+    """Return whether a new name took effect (`live`) or a deleted one came back (not `live`)."""
     if mood is Mood.MIXES:
         return dice.random() < 0.5
     return live if mood is Mood.TEARS else not live
 
 
 def torn(content: bytes, dice: random.Random, *, whole: bool = False) -> bytes:
-    """What may be left of a file that was never synced."""
+    """Return content that may be left of a file that was never synced."""
     damage = dice.choice(["empty", "zeros", "prefix", "hole", *(["none"] if whole else [])])
     if damage == "empty":
         return b""

@@ -1,4 +1,4 @@
-"""The report of a long proof: one line of JSON with its figures, whichever program it is."""
+"""Reports of long-running proofs: one JSON line of figures per run, alike for all programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 
 class ProofReport:
-    """Appends to the file given with `--report` what a run of this program has shown."""
+    """Appends the figures of one run to the `--report` file."""
 
     def __init__(self, proof: str, file: Path | None) -> None:
         self._proof = proof
@@ -27,7 +27,7 @@ class ProofReport:
         )
 
     def write(self, violations: int, figures: Mapping[str, int | float]) -> None:
-        """Append the line, if a file was given; names of figures are words with spaces."""
+        """Append the line if a file was given. Figure names are words separated by spaces."""
         if self._file is None:
             return
         line = {
@@ -42,7 +42,7 @@ class ProofReport:
 
 
 def _command() -> str:
-    """Return the command that runs this program again, without its report."""
+    """Return the command that reruns this program, without the `--report` option."""
     spec = sys.modules["__main__"].__spec__
     module = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
     words = iter(sys.argv[1:])

@@ -1,6 +1,6 @@
-"""A hypothesis state machine that drives a store, with restarts and faults, against StreamModel.
+"""A hypothesis state machine that checks a store against StreamModel, with restarts and faults.
 
-Subclass it, say how an engine is opened, and use its TestCase:
+Subclass it, provide an engine opener and use its TestCase:
 
     class MyEngineMachine(StoreMachine):
         def opener(self) -> EngineOpener: ...
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -59,11 +59,11 @@ _LAYERS = {
     "second": StreamConfigLayer(retention=100, timestamp_uncapped=True),
     "third": StreamConfigLayer(timestamp_mode=TimestampMode.CLIENT_REQUIRE),
 }
-#: Seconds for any one step: far more than it needs, so that a hang fails instead of hanging.
+#: Seconds per step. Far more than any step needs, so that a hang fails the test.
 _STEP_SECONDS = 60
-#: Bytes from which a stream's records of one commit go to a file: about half of them.
+#: Chunk size in bytes from which chunks go to chunk files. About half of the chunks do.
 _FILE_FROM = 30
-#: More records than any example has: a limit makes a session end at the tail.
+#: More records than any example has. With a limit, a read session ends at the tail.
 _PLENTY = 1_000_000
 
 Result = TypeVar("Result")
@@ -87,28 +87,21 @@ batches = st.lists(records, min_size=1, max_size=5)
 limits = st.none() | st.integers(0, 300)
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """Calls every operation of a store, in any order; results must equal those of the model."""
+class HostedStoreMachine(RuleBasedStateMachine):
+    """A state machine whose store runs on its own event loop in a thread."""
 
-    def opener(self) -> EngineOpener:
-        """Opens the engine under test, with empty storage; called for every example."""
+    store: StreamStore
+
+    def opening(self) -> AbstractAsyncContextManager[StreamStore]:
+        """Open the store. Called at the start and after each close."""
         raise NotImplementedError
 
-    @initialize()
-    def start(self) -> None:
-        self.clock = 1_000_000
-        self.models: dict[str, StreamModel] = {}
+    def host_store(self) -> None:
+        """Start the thread and open the store."""
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.engine: FaultyEngine | None = None
-        self.open_engine = self.opener()
-        #: Has the chunk files of the example.
-        self.location = open_location("memory:")
         self.run(self._open())
-        self.run(self.store.create_basin(BASIN))
-        for stream in STREAMS:
-            self._create(stream)
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
@@ -121,13 +114,43 @@ class StoreMachine(RuleBasedStateMachine):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(_STEP_SECONDS)
 
     async def _open(self) -> None:
-        """Open the store in its own task, because its context must exit in the task that entered it."""
+        """Open the store in its own task: the task that entered its context must exit it."""
         opened: asyncio.Future[StreamStore] = self.loop.create_future()
         self.stop = asyncio.Event()
         self.host = asyncio.create_task(self._serve(opened, self.stop))
         self.store = await opened
 
     async def _serve(self, opened: asyncio.Future[StreamStore], stop: asyncio.Event) -> None:
+        async with AsyncExitStack() as stack:
+            opened.set_result(await stack.enter_async_context(self.opening()))
+            await stop.wait()
+
+    async def _close(self) -> None:
+        self.stop.set()
+        await self.host
+
+
+class StoreMachine(HostedStoreMachine):
+    """Calls every store operation in any order. Results must equal the model's."""
+
+    def opener(self) -> EngineOpener:
+        """Return an opener of the engine under test on empty storage. Called once per example."""
+        raise NotImplementedError
+
+    @initialize()
+    def start(self) -> None:
+        self.clock = 1_000_000
+        self.models: dict[str, StreamModel] = {}
+        self.engine: FaultyEngine | None = None
+        self.open_engine = self.opener()
+        #: Holds the example's chunk files.
+        self.location = open_location("memory:")
+        self.host_store()
+        self.run(self.store.create_basin(BASIN))
+        for stream in STREAMS:
+            self._create(stream)
+
+    def opening(self) -> AbstractAsyncContextManager[StreamStore]:
         async def open_faulty() -> Engine:
             self.engine = FaultyEngine(await self.open_engine())
             return self.engine
@@ -139,20 +162,13 @@ class StoreMachine(RuleBasedStateMachine):
             trim_grace=0,
             chunk_file_bytes=_FILE_FROM,
         )
-        async with AsyncExitStack() as stack:
-            context = open_store(
-                self.location,
-                settings,
-                now=lambda: self.clock,
-                opener=open_faulty,
-                take_over=True,
-            )
-            opened.set_result(await stack.enter_async_context(context))
-            await stop.wait()
-
-    async def _close(self) -> None:
-        self.stop.set()
-        await self.host
+        return open_store(
+            self.location,
+            settings,
+            now=lambda: self.clock,
+            opener=open_faulty,
+            take_over=True,
+        )
 
     def _create(self, stream: str) -> None:
         self.run(self.store.create_stream(BASIN, stream, _LAYERS[stream]))
@@ -186,14 +202,14 @@ class StoreMachine(RuleBasedStateMachine):
         fault=st.none() | st.sampled_from([CommitFault.BEFORE, CommitFault.AFTER]),
     )
     def burst(self, burst: list[tuple[str, list[Record]]], fault: CommitFault | None) -> None:
-        """Concurrent appends, perhaps with a failing commit among them."""
+        """Append concurrently, possibly with a failing commit among the commits."""
         if fault is not None and self.engine is not None:
             self.engine.fail_next(fault)
         outcomes = self.run(self._submit_all(burst))
         if self.engine is not None:
             self.engine.forget_faults()
         if fault is not None:
-            self.upkeep()  # the store reopened its storage, perhaps
+            self.upkeep()  # the store may have reopened its storage
         for stream in STREAMS:
             mine = [
                 (batch, outcome)
@@ -212,11 +228,11 @@ class StoreMachine(RuleBasedStateMachine):
     def _reconcile(
         self, stream: str, outcomes: Sequence[tuple[list[Record], object]], *, may_fail: bool
     ) -> None:
-        """Update the model: acknowledged batches are stored, unknown ones may be."""
+        """Update the model. Acknowledged batches must be stored; those of unknown outcome may be."""
         model = self.models[stream]
         request = ReadRequest(from_seq_num(0), count=_PLENTY)
         stored = {record.seq_num: record for record in self.run(self._read_all(stream, request))}
-        taken = {ack.start.seq_num for _, ack in outcomes if isinstance(ack, AppendAck)}
+        acknowledged = {ack.start.seq_num for _, ack in outcomes if isinstance(ack, AppendAck)}
         tail = self.run(self.store.check_tail(BASIN, stream)).seq_num
         for batch, outcome in outcomes:
             at = len(model.records)
@@ -227,7 +243,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert may_fail, outcome
                 assert isinstance(outcome, StreamfoldError), outcome
                 unknown = isinstance(outcome, OutcomeUnknownError)
-                if unknown and at < tail and at not in taken and _matches(batch, at, stored):
+                if unknown and at < tail and at not in acknowledged and _matches(batch, at, stored):
                     model.append(batch, self.clock)
         assert model.tail.seq_num == tail, (stream, model.tail, tail, outcomes)
 
@@ -309,12 +325,12 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.run(self._close())
         self.run(self._open())
-        self.upkeep()  # opening runs it too: the model must not be behind
+        self.upkeep()  # opening runs upkeep, and the model must catch up
 
     @precondition(lambda self: self.engine is not None)
     @rule(burst=st.lists(st.tuples(streams, batches), min_size=1, max_size=4))
     def crash(self, burst: list[tuple[str, list[Record]]]) -> None:
-        """Another process takes the store over while appends are on their way to storage."""
+        """Let another process take over the store while appends are in flight to storage."""
         outcomes = self.run(self._take_over(burst))
         for outcome in outcomes:
             assert isinstance(outcome, StreamfoldError), outcome
@@ -346,16 +362,16 @@ class StoreMachine(RuleBasedStateMachine):
             tail = self.run(self.store.check_tail(BASIN, stream))
             assert tail == model.tail, (stream, tail, model.tail)
             request = ReadRequest(from_seq_num(0), count=_PLENTY)
-            found, expected = self.run(self._read_all(stream, request)), model.visible(self.clock)
-            assert found == expected, (stream, found, expected)
+            records, expected = self.run(self._read_all(stream, request)), model.visible(self.clock)
+            assert records == expected, (stream, records, expected)
 
 
 def _matches(batch: Sequence[Record], at: int, stored: dict[SeqNum, SequencedRecord]) -> bool:
-    """Whether the records from `at` on may be `batch`; trimmed ones may be anything."""
-    found = [stored.get(SeqNum(at + index)) for index in range(len(batch))]
+    """Return whether the records from `at` on may be `batch`. Trimmed records match anything."""
+    records = [stored.get(SeqNum(at + index)) for index in range(len(batch))]
     return all(
         there is None or (there.headers, there.body) == (record.headers, record.body)
-        for record, there in zip(batch, found, strict=True)
+        for record, there in zip(batch, records, strict=True)
     )
 
 

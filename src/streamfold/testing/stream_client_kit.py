@@ -1,9 +1,9 @@
-"""What every stream client guarantees, as tests.
+"""Conformance tests for stream clients.
 
     class TestMyClient(StreamClientConformance):
         @pytest.fixture
         async def client(self) -> StreamClient:
-            return MyClient(...)          # on an empty stream, a new one for each test
+            return MyClient(...)          # on a new, empty stream for each test
 
 Needs pytest and pytest-asyncio: `pip install streamfold[testing]`.
 """
@@ -26,12 +26,12 @@ from streamfold.model.records import Header, Record, fence_record, trim_record
 with needing_extra("testing"):
     import pytest
 
-#: Seconds: far more than any of this takes, so that a hang fails with a name.
+#: Seconds. Far more than any step takes, so that a hang fails the test that hangs.
 _LIMIT = 30
 
 
 class StreamClientConformance:
-    """Subclass it in a test module and override the `client` fixture."""
+    """Conformance suite. Subclass it in a test module and override the `client` fixture."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -93,9 +93,9 @@ class StreamClientConformance:
         bodies = [b"%d" % number for number in range(2500)]
         for start in range(0, len(bodies), 1000):
             await client.append(_records(*bodies[start : start + 1000]))
-        found = await _read(client, 0, len(bodies))
-        assert [record.body for record in found] == bodies
-        assert [record.seq_num for record in found] == list(range(len(bodies)))
+        records = await _read(client, 0, len(bodies))
+        assert [record.body for record in records] == bodies
+        assert [record.seq_num for record in records] == list(range(len(bodies)))
 
     async def test_a_read_beyond_the_tail_is_refused(self, client: StreamClient) -> None:
         await client.append(_records(b"a", b"b"))
@@ -166,21 +166,21 @@ class StreamClientConformance:
 
 
 async def _trimmed(client: StreamClient, first: int) -> None:
-    """Wait until a trim takes effect, which may take some seconds."""
+    """Wait until a trim takes effect, which may take a few seconds."""
     async with asyncio.timeout(_LIMIT):
         while (await client.peek(0, 1))[0].seq_num < first:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.01)
 
 
 async def _read(client: StreamClient, start: int, count: int) -> list[StreamRecord]:
-    found: list[StreamRecord] = []
+    records: list[StreamRecord] = []
     async with asyncio.timeout(_LIMIT), aclosing(client.read(start)) as session:
         async for batch in session:
             assert batch, "a batch is never empty"
-            found += batch
-            if len(found) >= count:
+            records += batch
+            if len(records) >= count:
                 break
-    return found
+    return records
 
 
 def _records(*bodies: bytes) -> list[Record]:

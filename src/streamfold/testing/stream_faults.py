@@ -1,102 +1,44 @@
-"""A stream client that fails as planned, for tests of code that uses one."""
+"""A fault-injecting stream client, for testing code that uses one."""
 
 from __future__ import annotations
 
-import enum
-import random
-from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Protocol
 
-from streamfold.errors import InvalidError, OutcomeUnknownError, RetryLaterError
+from streamfold.errors import OutcomeUnknownError, RetryLaterError
 from streamfold.follow.clients.client import Appended, StreamClient, StreamRecord
 from streamfold.model.positions import StreamPosition
 from streamfold.model.records import Record
+from streamfold.testing.faults import Fault, FaultKind, FaultPlan, FaultyCall, check_fault
 
 
-class StreamCall(enum.StrEnum):
-    """The calls of a stream client."""
+class StreamCall(FaultyCall):
+    """The calls of a stream client.
+
+    A fault raises `RetryLaterError`, or `OutcomeUnknownError` if the outcome of an append is unknown.
+    """
 
     CHECK_TAIL = "check_tail"
     PEEK = "peek"
     READ = "read"
     APPEND = "append"
 
-
-class StreamFaultKind(enum.StrEnum):
-    """How a call fails."""
-
-    #: `RetryLaterError`; the call had no effect.
-    BEFORE = "before"
-    #: `OutcomeUnknownError`; the append took effect.
-    AFTER = "after"
-    #: `OutcomeUnknownError`; the append did not take effect.
-    LOST = "lost"
-    #: `RetryLaterError` after `amount` records of a read.
-    CUT = "cut"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFault:
-    """What happens to one call."""
-
-    kind: StreamFaultKind | None = None
-    amount: int = 0
-
-
-NO_STREAM_FAULT = StreamFault()
-
-
-class StreamFaultPlan(Protocol):
-    """Decides about each call, in the order in which calls begin."""
-
-    def next_fault(self, call: StreamCall) -> StreamFault:
-        """Return what happens to this call; `NO_STREAM_FAULT` to leave it alone."""
-        ...
-
-
-class ScriptedStreamFaults:
-    """The n-th call of a kind gets the n-th fault of its script; later calls succeed."""
-
-    def __init__(self, script: Mapping[StreamCall, Sequence[StreamFault]]) -> None:
-        for call, faults in script.items():
-            for fault in faults:
-                _check(call, fault)
-        self._left = {call: deque(faults) for call, faults in script.items()}
-
-    def next_fault(self, call: StreamCall) -> StreamFault:
-        left = self._left.get(call)
-        return left.popleft() if left else NO_STREAM_FAULT
-
-
-class SeededStreamFaults:
-    """Each call fails with a chance; the same `rng` gives the same faults."""
-
-    def __init__(self, rng: random.Random, chance: float, *, most_before_cut: int = 20) -> None:
-        self._rng = rng
-        self._chance = chance
-        self._most_before_cut = most_before_cut
-
-    def next_fault(self, call: StreamCall) -> StreamFault:
-        if self._rng.random() >= self._chance:
-            return NO_STREAM_FAULT
-        kinds = [StreamFaultKind.BEFORE]
-        if call is StreamCall.APPEND:
-            kinds += [StreamFaultKind.AFTER, StreamFaultKind.LOST]
-        if call is StreamCall.READ:
-            kinds += [StreamFaultKind.CUT]
-        return StreamFault(self._rng.choice(kinds), self._rng.randint(0, self._most_before_cut))
+    @property
+    def kinds(self) -> tuple[FaultKind, ...]:
+        if self is StreamCall.APPEND:
+            return FaultKind.BEFORE, FaultKind.AFTER, FaultKind.LOST
+        if self is StreamCall.READ:
+            return FaultKind.BEFORE, FaultKind.CUT
+        return super().kinds
 
 
 class FaultyStream:
-    """`inner`, failing as `plan` says; errors of its own always name themselves as injected.
+    """Wraps `inner` and injects the faults of `plan`. Its own errors say "injected".
 
-    An error of `inner` wins over an injected one: an append that was refused did not take effect.
+    An error from `inner` takes precedence over an injected one: a rejected append had no effect.
     """
 
-    def __init__(self, inner: StreamClient, plan: StreamFaultPlan) -> None:
+    def __init__(self, inner: StreamClient, plan: FaultPlan) -> None:
         self._inner = inner
         self._plan = plan
 
@@ -117,7 +59,7 @@ class FaultyStream:
         left = fault.amount
         async with aclosing(self._inner.read(seq_num)) as session:
             async for batch in session:
-                if fault.kind is StreamFaultKind.CUT and len(batch) > left:
+                if fault.kind is FaultKind.CUT and len(batch) > left:
                     if left:
                         yield batch[:left]
                     raise RetryLaterError("injected: the read was cut off")
@@ -132,26 +74,17 @@ class FaultyStream:
         fencing_token: str | None = None,
     ) -> Appended:
         fault = self._begin(StreamCall.APPEND)
-        if fault.kind is StreamFaultKind.LOST:
+        if fault.kind is FaultKind.LOST:
             raise OutcomeUnknownError("injected: the append was lost")
         done = await self._inner.append(
             records, match_seq_num=match_seq_num, fencing_token=fencing_token
         )
-        if fault.kind is StreamFaultKind.AFTER:
+        if fault.kind is FaultKind.AFTER:
             raise OutcomeUnknownError("injected: the append lost its answer")
         return done
 
-    def _begin(self, call: StreamCall) -> StreamFault:
-        fault = self._plan.next_fault(call)
-        _check(call, fault)
-        if fault.kind is StreamFaultKind.BEFORE:
+    def _begin(self, call: StreamCall) -> Fault:
+        fault = check_fault(call, self._plan.next_fault(call, self.name))
+        if fault.kind is FaultKind.BEFORE:
             raise RetryLaterError(f"injected: {call} failed before its effect")
         return fault
-
-
-def _check(call: StreamCall, fault: StreamFault) -> None:
-    outcome = fault.kind in (StreamFaultKind.AFTER, StreamFaultKind.LOST)
-    if outcome and call is not StreamCall.APPEND:
-        raise InvalidError(f"a fault {fault.kind} fits only appends, not {call}: use 'before'")
-    if fault.kind is StreamFaultKind.CUT and call is not StreamCall.READ:
-        raise InvalidError(f"a fault 'cut' fits only reads, not {call}")

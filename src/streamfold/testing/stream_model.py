@@ -1,4 +1,4 @@
-"""A stream as plain Python: what a store must be indistinguishable from."""
+"""A reference model of a stream in plain Python. A store must behave identically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamfold.model.records import (
 
 @dataclass(slots=True)
 class StreamModel:
-    """Records in a list, and the few rules of a stream written down as simply as possible."""
+    """A list of records and the rules of a stream, written as simply as possible."""
 
     config: StreamConfig
     records: list[SequencedRecord] = field(default_factory=list)
@@ -39,7 +39,7 @@ class StreamModel:
         return StreamPosition(SeqNum(len(self.records)), Timestamp(last))
 
     def first(self, now: int) -> int:
-        """The first record that is neither trimmed nor older than the retention."""
+        """Return the seq_num of the first record neither trimmed nor past its retention."""
         if self.config.retention == INFINITE:
             return self.trim_point
         horizon = now - int(self.config.retention) * 1000
@@ -51,7 +51,7 @@ class StreamModel:
     def refusal(
         self, batch: Sequence[Record], match_seq_num: int | None, fencing_token: str | None
     ) -> type[StreamfoldError] | None:
-        """The error that an append must end with, if any."""
+        """Return the error an append must raise, or None if it must succeed."""
         if fencing_token is not None and fencing_token != self.fencing_token:
             return FencingTokenMismatchError
         if match_seq_num is not None and match_seq_num != len(self.records):
@@ -62,7 +62,7 @@ class StreamModel:
         return None
 
     def append(self, batch: Sequence[Record], now: int) -> None:
-        """Apply a batch that is not refused."""
+        """Append a batch that `refusal` allows."""
         for record in batch:
             seq_num = len(self.records)
             timestamp = max(self._stamp(record, now), self.tail.timestamp)
@@ -74,8 +74,8 @@ class StreamModel:
             if record.headers == (Header(b"", FENCE_COMMAND),):
                 self.fencing_token = record.body.decode()
             elif record.headers == (Header(b"", TRIM_COMMAND),):
-                wanted = int.from_bytes(record.body, "big")
-                self.trim_point = max(self.trim_point, min(wanted, seq_num + 1))
+                point = int.from_bytes(record.body, "big")
+                self.trim_point = max(self.trim_point, min(point, seq_num + 1))
 
     def _stamp(self, record: Record, now: int) -> int:
         if record.timestamp is None or self.config.timestamp_mode is TimestampMode.ARRIVAL:
@@ -83,13 +83,13 @@ class StreamModel:
         return record.timestamp if self.config.timestamp_uncapped else min(record.timestamp, now)
 
     def expire(self, now: int) -> None:
-        """Remove what is older than the retention: a longer one does not restore it."""
+        """Trim records past their retention. A later, longer retention does not restore them."""
         self.trim_point = self.first(now)
 
     def read(
         self, start: int, count: int | None, size: int | None, until: int | None, now: int
     ) -> list[SequencedRecord]:
-        """What a read from a seq_num returns under these limits, however many batches it takes."""
+        """Return the records a read must deliver under these limits, over all its batches."""
         result: list[SequencedRecord] = []
         used = 0
         for record in self.records[max(start, self.first(now)) :]:

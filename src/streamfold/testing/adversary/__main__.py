@@ -19,8 +19,7 @@ from streamfold.errors import InvalidError
 from streamfold.testing.adversary.campaign import Campaign
 from streamfold.testing.adversary.ledger import Breach, BrokenPromiseError, Totals
 from streamfold.testing.adversary.program import FAULTS, OPERATIONS, Program
-from streamfold.testing.adversary.report import script
-from streamfold.testing.adversary.shrinking import Failure, Shrinker
+from streamfold.testing.adversary.shrinking import FailingProgram, Shrinker, script
 from streamfold.testing.proof_report import ProofReport
 
 T = TypeVar("T")
@@ -121,7 +120,7 @@ class _Run:
         text = script(campaign.ledger, violation, self._program.seed)
         print(f"{text}\nafter {self._passed()}", flush=True)
         failed_in = self._program.having(rounds=campaign.ledger.totals.rounds + 1, ends=0, acks=0)
-        failure = Failure(failed_in, violation, text)
+        failure = FailingProgram(failed_in, violation, text)
         if self._arguments.shrink:
             shrinker = Shrinker(
                 self._folder,
@@ -143,9 +142,7 @@ class _Run:
         broken = violation.breach if violation is not None else None
         figures = {name.replace("_", " "): value for name, value in vars(totals).items()}
         breaches = {str(breach): int(breach is broken) for breach in Breach}
-        self._report.write(
-            int(violation is not None), {"seed": self._program.seed, **figures, **breaches}
-        )
+        self._report.write(int(violation is not None), {**figures, **breaches})
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

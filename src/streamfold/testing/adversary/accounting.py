@@ -1,4 +1,4 @@
-"""Accounts for everything: reads the whole store through the server and compares it with the ledger."""
+"""Reads the whole store through the server and compares it with the ledger."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from streamfold.testing.adversary.ledger import (
     Existence,
     Ledger,
     Life,
-    Outcome,
+    OperationOutcome,
     StreamHistory,
 )
 from streamfold.testing.adversary.reading import (
-    Contents,
+    StreamContents,
     ask,
     read_stream,
     stream_headers,
@@ -28,28 +28,28 @@ from streamfold.testing.adversary.reading import (
 
 T = TypeVar("T")
 
-#: Streams that are read at once.
+#: Streams read concurrently.
 _TOGETHER = 8
-#: Seconds for which a server may answer that storage is not available yet.
+#: Seconds for which storage may be unavailable.
 _PATIENCE = 60.0
-#: Streams on one page of a listing: less than a basin has.
+#: Streams per listing page: fewer than in a basin.
 _PAGE = 25
-#: Milliseconds by which a creation may seem to be outside of its request: times are rounded.
+#: Milliseconds by which a creation may seem outside its request, because times are rounded.
 _CREATION_SLACK_MS = 2
-#: Snapshots that a stream keeps.
+#: Snapshots that a stream retains.
 _SNAPSHOTS_KEPT = 16
 
 
 @dataclass
 class Accountant:
-    """Compares a quiet server with the ledger: nothing else may be asked of it meanwhile."""
+    """Compares an otherwise idle server with the ledger."""
 
     ledger: Ledger
     client: Client
     dice: random.Random
 
     async def account(self) -> None:
-        """Raise BrokenPromiseError unless everything is as it must be."""
+        """Raise BrokenPromiseError for any difference."""
         ledger = self.ledger
         ledger.event(f"accounting by server {self.client.target.generation}")
         listed = await self._insist(self._list_all)
@@ -68,22 +68,14 @@ class Accountant:
                     group.create_task(check(history))
         except* BrokenPromiseError as errors:
             raise errors.exceptions[0] from None
-        self._give_up_unknown()
+        ledger.give_up_unknown(self.client.target.generation)
         ledger.forget_past()
         ledger.totals.accountings += 1
-
-    def _give_up_unknown(self) -> None:
-        """What was sent to an earlier server and is nowhere by now must never appear."""
-        for append in self.ledger.appends.values():
-            unknown = append.outcome is Outcome.UNKNOWN
-            if unknown and append.generation < self.client.target.generation:
-                append.outcome = Outcome.ABSENT
-                self.ledger.totals.missing_later += 1
 
     async def _insist(
         self, step: Callable[[], Awaitable[T]], history: StreamHistory | None = None
     ) -> T:
-        """Repeat a step while the server cannot answer it."""
+        """Repeat a step until the server answers it."""
         deadline = asyncio.get_running_loop().time() + _PATIENCE
         while True:
             try:
@@ -96,7 +88,7 @@ class Accountant:
                 await asyncio.sleep(0.2)
 
     async def _list_all(self) -> dict[tuple[str, str], str]:
-        """Creation times of all streams that are listed as existing."""
+        """Return the creation times of all listed streams."""
         streams: dict[tuple[str, str], str] = {}
         basins = (await ask(self.client, "GET", "/v1/basins", {})).json()["basins"]
         for basin in basins:
@@ -116,7 +108,7 @@ class Accountant:
         return streams
 
     def _settle_existence(self, listed: dict[tuple[str, str], str]) -> None:
-        """Compare the list with what must exist, and settle what may or may not."""
+        """Compare the list with what must exist, and settle uncertain existence."""
         for key in listed.keys() - self.ledger.histories.keys():
             raise BrokenPromiseError(
                 None, f"stream {key[0]}/{key[1]} is listed, and nobody created it"
@@ -141,7 +133,7 @@ class Accountant:
                     )
 
     def _settle(self, history: StreamHistory, created_at: str | None) -> None:
-        """A creation or deletion without an answer: see whether it happened."""
+        """Settle whether an unanswered creation or deletion happened."""
         if created_at is None:
             history.die()
             history.note("is found missing")
@@ -150,7 +142,7 @@ class Accountant:
         created_ms = _milliseconds(created_at)
         life = history.life
         if life is not None and life.died is None and _is_birth_of(life, created_at, created_ms):
-            history.existence = Existence.ALIVE  # created as asked, or not deleted
+            history.existence = Existence.ALIVE  # created as requested, or not deleted
         else:
             if life is not None and life.died is None:
                 history.die()
@@ -181,8 +173,8 @@ class Accountant:
         if history.json and contents.records and self.dice.random() < 0.3:
             await self._check_other_face(history, contents)
 
-    async def _check_other_face(self, history: StreamHistory, contents: Contents) -> None:
-        """Durable Streams return the same records as S2."""
+    async def _check_other_face(self, history: StreamHistory, contents: StreamContents) -> None:
+        """Check that Durable Streams return the same records as S2."""
         position, texts = contents.first, [record.body for record in contents.records]
         path = f"/{history.basin}/{history.name}?offset={position:016d}_{0:016d}"
         answer = await ask(self.client, "GET", path, {})
@@ -195,8 +187,8 @@ class Accountant:
                 f"Stream answers {answer}",
             )
 
-    async def _check_snapshots(self, life: Life, contents: Contents) -> list[int]:
-        """Positions of the snapshots, after every acknowledged one was found with its bytes."""
+    async def _check_snapshots(self, life: Life, contents: StreamContents) -> list[int]:
+        """Check that acknowledged snapshots are listed, and the newest has its bytes."""
         history = life.history
         headers = stream_headers(history.basin)
         path = f"/v1/streams/{history.name}/snapshot"
@@ -206,10 +198,10 @@ class Accountant:
         listed = [int(item["offset"]) for item in answer.json()["snapshots"]]
         fresh = self.client.target.generation
         for snapshot in life.snapshots:
-            if snapshot.position in listed and snapshot.outcome is Outcome.UNKNOWN:
-                pass  # another one may have the same position: its bytes tell
-            elif snapshot.outcome is Outcome.UNKNOWN and snapshot.generation < fresh:
-                snapshot.outcome = Outcome.ABSENT
+            if snapshot.position in listed and snapshot.outcome is OperationOutcome.UNKNOWN:
+                pass  # its bytes tell it from another at the same position
+            elif snapshot.outcome is OperationOutcome.UNKNOWN and snapshot.generation < fresh:
+                snapshot.outcome = OperationOutcome.ABSENT
             newer = sum(position > snapshot.position for position in listed)
             if (
                 snapshot.outcome in CERTAIN
@@ -240,17 +232,17 @@ class Accountant:
                 life.history, f"the newest snapshot, at {position}, answers {answer}"
             )
         for snapshot in candidates:
-            if snapshot.outcome in (Outcome.REFUSED, Outcome.ABSENT):
+            if snapshot.outcome in (OperationOutcome.REFUSED, OperationOutcome.ABSENT):
                 raise BrokenPromiseError(
                     life.history,
                     f"snapshot {snapshot.id} at {position} was {snapshot.outcome}, and exists",
                 )
-            if snapshot.outcome is Outcome.UNKNOWN:
-                snapshot.outcome = Outcome.SEEN
+            if snapshot.outcome is OperationOutcome.UNKNOWN:
+                snapshot.outcome = OperationOutcome.SEEN
 
 
 def _is_birth_of(life: Life, created_at: str, created_ms: int) -> bool:
-    """Whether a stream that was created then is the one of that life."""
+    """Return whether a stream with this creation time belongs to the life."""
     if life.created_at is not None:
         return created_at == life.created_at
     if created_ms < life.born_ms - _CREATION_SLACK_MS:

@@ -1,4 +1,4 @@
-"""Rounds of work and faults against one store, with an accounting after most of them."""
+"""Runs rounds of work and faults against one store, with an accounting after most of them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from streamfold.testing.adversary.accounting import Accountant
-from streamfold.testing.adversary.client import Client, Target
+from streamfold.testing.adversary.client import Client, CurrentServer
 from streamfold.testing.adversary.ledger import BrokenPromiseError, Ledger, Totals
 from streamfold.testing.adversary.program import Program
 from streamfold.testing.adversary.servers import ServerProcess, StartFailedError, small_settings
 from streamfold.testing.adversary.storage import FlakyBucket, LocalFolder, Storage
 from streamfold.testing.adversary.workload import Workload
 
-#: Acks that a round waits for, and for how many seconds.
+#: Acks that a round waits for, and the maximum seconds.
 _ROUND_ACKS, _ROUND_WAIT = 30, 10.0
-#: How many seconds the system clock of a machine may be ahead.
+#: Seconds by which a machine's system clock may be ahead.
 _CLOCKS = (0.0, 0.0, 2.0, -2.0, 300.0, -300.0, 7200.0, -7200.0)
 
 
 @dataclass
 class Campaign:
-    """One store, attacked round by round. A seed decides what is tried, and machines decide when."""
+    """One store, attacked in rounds. The seed decides what is tried, the machine decides when."""
 
     program: Program
     folder: Path
@@ -41,17 +41,17 @@ class Campaign:
         )
         self.dice = random.Random(seed)
         self.ledger = Ledger()
-        self.target = Target()
+        self.target = CurrentServer()
         self.client = Client(self.target)
         self.workload = Workload(self.ledger, self.client, random.Random(seed + 1), self.program)
         self.accountant = Accountant(self.ledger, self.client, random.Random(seed + 2))
         self.server: ServerProcess | None = None
-        #: The current server, and one that it is taking over from.
+        #: The current server, and the one that it is taking over from.
         self.servers: list[ServerProcess] = []
         self.log = self.folder / "servers.log"
 
     async def run(self) -> Totals:
-        """Attack for all rounds; BrokenPromiseError as soon as a promise is broken."""
+        """Run all rounds. Raises BrokenPromiseError at the first broken guarantee."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.workload.prepare()
         try:
@@ -82,7 +82,7 @@ class Campaign:
         return fault in self.program.faults
 
     def _happens(self, fault: str, probability: float) -> bool:
-        """Whether a fault comes now; the dice fall the same way without it."""
+        """Return whether a fault happens now. Disabled faults consume the same dice."""
         return self.dice.random() < probability and self._has(fault)
 
     async def _round(self) -> None:
@@ -104,7 +104,7 @@ class Campaign:
         self.progress(totals)
 
     async def _attack(self, until: asyncio.Event) -> None:
-        """Let the clients work for a while, hurt the server, and end it in one way or another."""
+        """Let the clients work, inject faults, and end the server in some way."""
         dice, seconds = self.dice, self.program.seconds
         try:
             await asyncio.sleep(seconds * dice.uniform(0.2, 1))
@@ -126,7 +126,7 @@ class Campaign:
             until.set()
 
     async def _wait_for_acks(self) -> None:
-        """Give a slow machine time: a round without acks shows nothing."""
+        """Wait for some acks, because a round without any proves nothing."""
         totals = self.ledger.totals
         enough, until = totals.acknowledged + _ROUND_ACKS, time.monotonic() + _ROUND_WAIT
         while totals.acknowledged < enough and time.monotonic() < until:  # noqa: ASYNC110
@@ -137,9 +137,8 @@ class Campaign:
             server.tell(order)
 
     async def _start(self, *, take_over: bool = False) -> None:
-        """Start a server; requests go to it from now on."""
+        """Start a server, which gets all requests from now on."""
         settings = small_settings(self.dice)
-        kernels = self.dice.random() < 0.05
         ahead = self.dice.choice(_CLOCKS)
         if self._happens("clock", 0.3) and not take_over:
             self._set_clock(ahead)
@@ -149,7 +148,6 @@ class Campaign:
             settings,
             self.log,
             {**self.storage.environment, **self.environment},
-            kernels=kernels,
             take_over=take_over,
             clock=self.ledger.clock.ahead_ms / 1000,
             disk=self.storage.disk(powered=powered),
@@ -161,7 +159,7 @@ class Campaign:
         self.ledger.event(f"server {self.target.generation} starts: {settings}")
 
     async def _ensure_server(self) -> None:
-        """Start a server unless there is one; one whose disk could not sync has stopped by itself."""
+        """Start a server if necessary. One whose disk could not sync has stopped by itself."""
         if self.server is not None and self.server.ended:
             self.servers.remove(self.server)
             self.server = None
@@ -182,7 +180,7 @@ class Campaign:
         await self._start()
 
     async def _end(self) -> None:
-        """End the server by one of the faults of the program, or leave it alone."""
+        """End the server by one of the program's faults, if any."""
         ends = [
             *[self._kill] * (2 * self._has("kill")),
             *[self._stop] * self._has("stop"),
@@ -226,7 +224,7 @@ class Campaign:
             self.ledger.totals.pauses += 1
 
     async def _take_over(self) -> None:
-        """Start a second server on the same store while the first one works."""
+        """Start a second server on the same store while the first one runs."""
         former, generation = self.server, self.target.generation
         try:
             await self._start(take_over=True)
@@ -234,7 +232,7 @@ class Campaign:
             if error.replaced:
                 text = f"server {generation} took the store back from its replacement: {error}"
                 raise BrokenPromiseError(None, text) from None
-            # Storage failed for long, or denied a write.
+            # Storage failed for long or denied a write.
             self.ledger.event(f"server {generation} keeps the store: {error}")
             return
         self.ledger.event(f"server {self.target.generation} has taken over from {generation}")
@@ -247,7 +245,7 @@ class Campaign:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BrokenPromiseError:
-    """One of the violations of a group."""
+    """Return one violation of a group."""
     for error in errors.exceptions:
         if isinstance(error, BrokenPromiseError):
             return error

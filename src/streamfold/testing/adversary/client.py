@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client; without an answer, it tells whether the request may have arrived."""
+"""A small HTTP/1.1 client that tells whether an unanswered request may have arrived."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from streamfold.testing.adversary.ledger import Breach, BrokenPromiseError
 
 #: Seconds after which a request without an answer counts as lost.
 ANSWER_TIMEOUT = 20.0
-#: Bytes of an answer that are read at once.
+#: Bytes of an answer read at once.
 _PIECE = 1 << 16
 
 
 class LostError(Exception):
-    """No whole answer came; `sent` says whether the server may have acted on the request."""
+    """No complete answer. `sent`: whether the server may have acted on the request."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -27,7 +27,7 @@ class LostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The stable code of a problem; empty if the body has none."""
+        """The stable code of a problem, or empty."""
         if not self.body.startswith(b"{"):
             return ""
         return str(self.json().get("code", ""))
@@ -49,19 +49,19 @@ class Answer:
 
 
 @dataclass
-class Target:
-    """The server that new requests go to; it changes with every restart."""
+class CurrentServer:
+    """The server for new requests, which changes with every restart."""
 
     port: int = 0
-    #: How many servers there have been: requests of an earlier one are over.
+    #: Number of servers so far. Requests to earlier ones are over.
     generation: int = 0
 
 
 @dataclass
 class Client:
-    """Connections to the current server: kept while they work, one request at a time on each."""
+    """Reusable connections to the current server, each with one request at a time."""
 
-    target: Target
+    target: CurrentServer
     _idle: list[tuple[int, asyncio.StreamReader, asyncio.StreamWriter]] = field(
         default_factory=list
     )
@@ -75,9 +75,9 @@ class Client:
         *,
         generation: int | None = None,
     ) -> Answer:
-        """Send one request and return its answer; LostError without one.
+        """Send one request and return its answer. Raises LostError without one.
 
-        With `generation` the request goes to that server or to none.
+        With `generation`, the request goes to that server or fails.
         """
         if generation not in (None, self.target.generation):
             raise LostError("that server has been replaced", sent=False)
@@ -119,7 +119,7 @@ class Client:
     async def streaming(
         self, method: str, path: str, headers: Mapping[str, str]
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A request whose body and answer are both open; the caller reads the head of the answer."""
+        """Open a request with streaming body and answer. The caller reads the answer's head."""
         _, reader, writer = await self._connect()
         try:
             length = None if method == "POST" else 0
@@ -137,7 +137,7 @@ class Client:
 
 
 def request_head(method: str, path: str, headers: Mapping[str, str], length: int | None) -> bytes:
-    """The head of a request; without a length, its body is chunked."""
+    """Return the head of a request. Without a length, its body is chunked."""
     lines = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
@@ -145,12 +145,12 @@ def request_head(method: str, path: str, headers: Mapping[str, str], length: int
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body; an empty one ends it."""
+    """Return one chunk of a chunked body. An empty chunk ends it."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """Status and headers of the next answer."""
+    """Read the status and headers of the next answer."""
     raw = await reader.readuntil(b"\r\n\r\n")
     first, *lines = raw.decode("latin-1").rstrip().split("\r\n")
     pairs = (line.split(":", 1) for line in lines)
@@ -158,7 +158,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def read_answer(reader: asyncio.StreamReader, method: str) -> Answer:
-    """The next answer, whole."""
+    """Read the next answer completely."""
     status, headers = await read_head(reader)
     if method == "HEAD" or status in (204, 304):
         return Answer(status, headers, b"")
@@ -168,7 +168,7 @@ async def read_answer(reader: asyncio.StreamReader, method: str) -> Answer:
 
 
 async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The chunks of a body, up to its proper end; IncompleteReadError if it breaks off."""
+    """Yield a body's chunks. Raises IncompleteReadError if it breaks off."""
     while True:
         line = await reader.readuntil(b"\r\n")
         size = int(line, 16)

@@ -1,4 +1,4 @@
-"""Compares one stream as it was read with its life as it is on the books."""
+"""Compares a stream as read with its life in the ledger."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from streamfold.testing.adversary.ledger import (
     BrokenPromiseError,
     Ledger,
     Life,
-    Outcome,
+    OperationOutcome,
 )
 from streamfold.testing.adversary.reading import (
-    Contents,
     Recognizer,
     StoredRecord,
+    StreamContents,
     note_seen,
     observe,
 )
 
-#: Outcomes after which an append has happened.
-CERTAIN = (Outcome.KEPT, Outcome.SEEN)
-#: Milliseconds by which the clocks of records and of this process may disagree.
+#: Outcomes of appends that took effect.
+CERTAIN = (OperationOutcome.KEPT, OperationOutcome.SEEN)
+#: Milliseconds by which record timestamps and this process's clock may differ.
 _SLACK_MS = 50
 
 
 @dataclass(slots=True)
 class Comparison:
-    """One stream as it was read, and its life as it is on the books."""
+    """A stream as read, and its life in the ledger."""
 
     ledger: Ledger
     life: Life
-    contents: Contents
+    contents: StreamContents
     generation: int
     began_ms: int
 
     def check_records(self) -> None:
-        """Every record is one that was appended, at its place, with its bytes, once, in order."""
+        """Check that every record was appended, once, in order, at its place and with its bytes."""
         records, life = self.contents.records, self.life
         self._check_dense(records)
         recognizer = Recognizer(self.ledger, life.history)
@@ -93,7 +93,7 @@ class Comparison:
             )
 
     def _check_whole(self, log: Sequence[tuple[StoredRecord, Append, int]]) -> None:
-        """Appends are there as a whole: all their records, up to the tail or the fork point."""
+        """Check that appends are complete, up to the tail or fork point."""
         ends = [life.source[1] for life in self.life.ancestors() if life.source is not None]
         for record, append, index in log:
             last = index == append.length - 1
@@ -106,7 +106,7 @@ class Comparison:
                 )
 
     def _check_order(self, log: Sequence[tuple[StoredRecord, Append]]) -> None:
-        """An append that began after another had ended follows it."""
+        """Check that an append that began after another ended comes later."""
         latest: Append | None = None
         for record, append in log:
             if latest is not None and append.ended is not None and append.ended < latest.began:
@@ -120,7 +120,7 @@ class Comparison:
                 latest = append
 
     def _check_conditions(self, log: Sequence[tuple[StoredRecord, Append, int]]) -> None:
-        """Every append met its conditions where it is: match_seq_num, fencing token, producer."""
+        """Check each append's conditions at its place: match_seq_num, fencing token, producer."""
         history = self.life.history
         token: str | None = None if self.contents.first or self.life.source else ""
         producers: dict[str, tuple[int, int]] = {}
@@ -150,7 +150,7 @@ class Comparison:
                 producers[producer] = (number[0], number[1])
 
     def check_appends(self) -> None:
-        """Every acknowledged append is there, unless it was trimmed or has expired."""
+        """Check that every acknowledged append is present, unless trimmed or expired."""
         life, contents = self.life, self.contents
         trimmed = max((point for point, _ in self._trims()), default=0)
         for ancestor in life.ancestors():
@@ -165,7 +165,7 @@ class Comparison:
 
     def _check_present(self, append: Append, trimmed: int) -> None:
         place, contents = append.place, self.contents
-        if place is None:  # its producer repeated it, and that answer has no place
+        if place is None:  # a producer's repetition, whose answer has no place
             if not contents.first and append.life is self.life:
                 raise BrokenPromiseError(
                     append.history,
@@ -184,7 +184,7 @@ class Comparison:
                         f"{self.life.history} ends at {contents.tail}",
                         Breach.LOST,
                     )
-                continue  # the record there was compared with everything that is known of it
+                continue  # the record there has been compared already
             if seq_num >= max(trimmed, self.life.first) and not self._expired(append):
                 raise BrokenPromiseError(
                     append.history,
@@ -195,27 +195,30 @@ class Comparison:
 
     def _expired(self, append: Append) -> bool:
         age = self.life.history.age
-        # By the clock of any server since: what expired stays away if the clock goes back.
+        # By any server's clock since: expired records stay away even if the clock goes back.
         latest = self.ledger.clock.latest_ms
         return age is not None and latest >= append.began_ms + age * 1000 - _SLACK_MS
 
     def _trims(self) -> list[tuple[int, bool]]:
-        """Positions to which this life may have been trimmed, and whether a snapshot did it."""
+        """Return possible trim points of this life, and whether a snapshot set each."""
         points = []
         for life in self.life.ancestors():
             points.append((life.trimmed, False))
             for append in life.history.appends:
-                possible = append.outcome not in (Outcome.REFUSED, Outcome.ABSENT)
+                possible = append.outcome not in (OperationOutcome.REFUSED, OperationOutcome.ABSENT)
                 if append.trim is not None and possible and append.life in (None, life):
                     points.append((append.trim, False))
             for snapshot in life.snapshots:
-                possible = snapshot.outcome not in (Outcome.REFUSED, Outcome.ABSENT)
+                possible = snapshot.outcome not in (
+                    OperationOutcome.REFUSED,
+                    OperationOutcome.ABSENT,
+                )
                 if snapshot.trims and possible:
                     points.append((snapshot.position, True))
         return points
 
     def check_start(self, snapshots: Sequence[int]) -> None:
-        """Trimmed and expired records stay away; what a snapshot trimmed, a snapshot covers."""
+        """Check that trimmed and expired records stay away, and snapshots cover what they trimmed."""
         life, first = self.life, self.contents.first
         history = life.history
         due = [self._known_first()]
@@ -253,12 +256,12 @@ class Comparison:
                 )
 
     def conclude(self) -> None:
-        """From now on the stream never begins earlier or ends before this."""
+        """Record the stream's range: from now on it never begins earlier or ends before."""
         self.life.first = max(self._known_first(), self.contents.first)
         self.life.first_ms = 0 if self.life.history.age is None else self.began_ms
         self.life.tail = max(self.life.tail, self.contents.tail)
         self.life.trimmed = max(point for point, by_snapshot in self._trims() if not by_snapshot)
 
     def _known_first(self) -> int:
-        """The first record as last read; 0 if age set it and the clock has gone back since."""
+        """Return the last known first record, or 0 if set by age and the clock has gone back."""
         return self.life.first if self.began_ms >= self.life.first_ms else 0

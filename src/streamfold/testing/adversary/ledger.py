@@ -1,8 +1,8 @@
-"""The adversary's own books: everything that it asked for, and the answers that it got.
+"""The adversary's ledger: all its requests and the answers that it got.
 
-An append has a *place* (the seq_num of its first record) as soon as an answer or a reader has shown it.
-A stream name has *lives*, one per creation. An append that overlaps no creation or deletion of its
-stream belongs to the life at that time; any other belongs to the life in which it is found.
+An append has a *place*, the seq_num of its first record, once an answer or a reader has shown it. A
+stream name has *lives*, one per creation. An append that overlaps no creation or deletion of its stream
+belongs to the current life, any other to the life in which it is found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Breach(enum.StrEnum):
-    """Which promise was broken, for the figures of a report."""
+    """The kind of broken guarantee, for a report's figures."""
 
     LOST = "lost"
     DOUBLED = "doubled"
@@ -25,7 +25,7 @@ class Breach(enum.StrEnum):
 
 
 class BrokenPromiseError(AssertionError):
-    """The store broke a promise; `history` is of the stream, if one stream is affected."""
+    """The store broke a guarantee. `history` belongs to the affected stream, if any."""
 
     def __init__(
         self, history: StreamHistory | None, text: str, breach: Breach = Breach.OTHER
@@ -35,12 +35,12 @@ class BrokenPromiseError(AssertionError):
         self.breach = breach
 
 
-#: Steps that are kept for scripts: of servers and storage, and of one stream.
+#: Maximum steps kept for scripts: of servers and storage, and of one stream.
 _EVENTS_KEPT, _LINES_KEPT = 2000, 4000
 
 
-class Outcome(enum.StrEnum):
-    """What the client knows of an operation."""
+class OperationOutcome(enum.StrEnum):
+    """What the client knows about an operation."""
 
     PENDING = "no answer yet"
     KEPT = "acknowledged"
@@ -51,7 +51,7 @@ class Outcome(enum.StrEnum):
 
 
 class PlannedRecord(NamedTuple):
-    """One record of an append: a command has the name of the command."""
+    """One record of an append. `command` names a command, or is empty."""
 
     command: str
     body: bytes
@@ -59,12 +59,12 @@ class PlannedRecord(NamedTuple):
 
 @dataclass(slots=True)
 class Clock:
-    """Logical time, and the server's: every beginning and end of an operation has its own tick."""
+    """Logical and server time. Each beginning and end of an operation has its own tick."""
 
     tick: int = 0
     #: Milliseconds by which the server's system clock is ahead of the real one.
     ahead_ms: int = 0
-    #: The latest time that any server had: no stored time is later.
+    #: The latest time of any server. No stored time is later.
     latest_ms: int = 0
 
     def advance(self) -> int:
@@ -80,31 +80,31 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """One append; all its records follow from its fields."""
+    """One append. All its records derive from its fields."""
 
     id: int
     history: StreamHistory
     count: int
     size: int
-    #: The generation of the server that it was sent to.
+    #: Generation of the server that it was sent to.
     generation: int
     began: int
     began_ms: int
     match: int | None = None
     token: str | None = None
-    #: Commands follow the data records, so that a command always has a neighbour that names it.
+    #: Commands follow the data records, which identify them.
     fence: str | None = None
     trim: int | None = None
     producer: tuple[str, int, int] | None = None
-    outcome: Outcome = Outcome.PENDING
+    outcome: OperationOutcome = OperationOutcome.PENDING
     ended: int | None = None
-    #: Its records arrived by then, by a clock that never goes back.
+    #: When its records had arrived, by a monotonic clock.
     ended_ms: int | None = None
     #: The seq_num of its first record, once known.
     place: int | None = None
-    #: None while it may belong to several.
+    #: None while several are possible.
     life: Life | None = None
-    #: Whether an attempt to send it has had no answer: a refusal of another attempt says nothing then.
+    #: Whether an attempt got no answer. A rejection of another attempt then proves nothing.
     doubtful: bool = False
     #: The stream's `changes`, and the tail of its life, when it began.
     changes: int = 0
@@ -143,15 +143,15 @@ class Append:
 
 
 @dataclass(slots=True, eq=False)
-class Publication:
-    """One snapshot that was sent."""
+class SnapshotPublication:
+    """One published snapshot."""
 
     id: int
     position: int
     trims: bool
     generation: int
     life: Life | None = None
-    outcome: Outcome = Outcome.PENDING
+    outcome: OperationOutcome = OperationOutcome.PENDING
 
     def content(self) -> bytes:
         return f"snapshot {self.id} at {self.position} ".encode() * 50
@@ -164,27 +164,27 @@ class Life:
     history: StreamHistory
     number: int
     born: int
-    #: When its creation was asked for, and answered, by the server's clock.
+    #: When its creation was requested and answered, by the server's clock.
     born_ms: int
     answered_ms: int | None = field(default=None, kw_only=True)
-    #: The source and the seq_num at which a fork begins.
+    #: For forks, the source and the seq_num where the fork begins.
     source: tuple[Life, int] | None = None
     died: int | None = None
-    #: As listed, once seen.
+    #: As listed, once known.
     created_at: str | None = None
-    #: No tail is ever below this, no first record ever before that.
+    #: Minimum tail, and minimum first record.
     tail: int = 0
     first: int = 0
-    #: The server's clock when age may have set `first`: an earlier clock makes records young again.
+    #: The server's clock when `first` may have moved by age. An earlier clock makes records young.
     first_ms: int = 0
-    #: Where trim commands may have trimmed it to at the last accounting, which may be forgotten since.
+    #: Maximum trim point at the last accounting. Its trim commands may have been forgotten since.
     trimmed: int = 0
-    #: What readers got, by seq_num: (append, index).
+    #: Records that readers got, as (append, index) by seq_num.
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
-    snapshots: list[Publication] = field(default_factory=list)
+    snapshots: list[SnapshotPublication] = field(default_factory=list)
 
     def owner(self, seq_num: int) -> Life:
-        """The life whose append wrote the record at `seq_num`: this one, or one it was forked from."""
+        """Return the life whose append wrote `seq_num`: this one, or one that it was forked from."""
         life = self
         while life.source is not None and seq_num < life.source[1]:
             life = life.source[0]
@@ -205,11 +205,11 @@ class Existence(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class StreamHistory:
-    """Everything that was done to one name."""
+    """The history of one stream name."""
 
     basin: str
     name: str
-    #: Whether it is a Durable Stream of type application/json, created through that face.
+    #: Whether it is an application/json stream, created through Durable Streams.
     json: bool
     #: Seconds, for streams with finite retention.
     age: int | None
@@ -220,13 +220,13 @@ class StreamHistory:
     lives: list[Life] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
     births: int = 0
-    #: Creations and deletions begun or ended so far, and those that are under way.
+    #: Begun or ended creations and deletions, and those in progress.
     changes: int = 0
     changing: int = 0
     #: When the last deletion began.
     deleted: int = 0
     deleted_ms: int = 0
-    #: Forks of it that are being created: it is not deleted meanwhile.
+    #: Forks being created. It is not deleted meanwhile.
     forking: int = 0
     lines: list[tuple[int, str]] = field(default_factory=list)
 
@@ -236,12 +236,12 @@ class StreamHistory:
 
     @property
     def settled(self) -> bool:
-        """Whether nobody creates or deletes it now."""
+        """Whether no creation or deletion is in progress."""
         return not self.changing and self.existence is not Existence.UNSETTLED
 
     @property
     def living(self) -> Life | None:
-        """The life that it certainly has now; None if there is none, or any doubt."""
+        """The current life, or None if there is none or any doubt."""
         return self.life if self.settled and self.existence is Existence.ALIVE else None
 
     def note(self, text: str) -> int:
@@ -250,7 +250,7 @@ class StreamHistory:
         return tick
 
     def begin_change(self, text: str, *, deletes: bool = False) -> int:
-        """Note that a creation or deletion begins: until it ends, nobody knows what exists."""
+        """Note the beginning of a creation or deletion. Until its end, existence is uncertain."""
         self.changing += 1
         self.changes += 1
         tick = self.note(text)
@@ -278,13 +278,30 @@ class StreamHistory:
             self.life.died = self.clock.advance()
         self.existence = Existence.GONE
 
+    def may_hide(self, append: Append) -> bool:
+        """Return whether `append` may be expired for now. An earlier clock makes it young again.
+
+        Only positions from its `floor` on count, and only while its stream exists.
+        """
+        life = self.living
+        if self.age is None or life is None or append.life not in (None, life):
+            return False
+        if append.ended is not None and append.ended < life.born:
+            return False
+        floor = append.floor if append.changes == self.changes else 0
+        return life.first > (floor if append.place is None else append.place)
+
     def forget(self, needed: set[Life], appends: dict[int, Append]) -> None:
-        """Forget lives that are not needed, and the appends of no life that is."""
+        """Forget lives that are not needed, and their appends."""
         present = []
         for append in self.appends:
-            pending = append.outcome in (Outcome.PENDING, Outcome.UNKNOWN)
-            repeated = append.producer is not None and append.outcome is Outcome.ABSENT
-            if pending or repeated or append.life in needed:
+            pending = append.outcome in (OperationOutcome.PENDING, OperationOutcome.UNKNOWN)
+            repeated = append.producer is not None and append.outcome is OperationOutcome.ABSENT
+            hidden = append.outcome in (
+                OperationOutcome.KEPT,
+                OperationOutcome.SEEN,
+            ) and self.may_hide(append)
+            if pending or repeated or hidden or append.life in needed:
                 present.append(append)
             else:
                 del appends[append.id]
@@ -298,7 +315,7 @@ class StreamHistory:
 
 @dataclass
 class Totals:
-    """What a run did."""
+    """Figures of a run."""
 
     rounds: int = 0
     kills: int = 0
@@ -327,12 +344,12 @@ class Totals:
 
 @dataclass
 class Ledger:
-    """The books of one store."""
+    """The ledger of one store."""
 
     clock: Clock = field(default_factory=Clock)
     histories: dict[tuple[str, str], StreamHistory] = field(default_factory=dict)
     appends: dict[int, Append] = field(default_factory=dict)
-    #: What happened to servers and storage, for every script.
+    #: Events of servers and storage, for all scripts.
     events: list[tuple[int, str]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     publications: int = 0
@@ -354,35 +371,37 @@ class Ledger:
         return append
 
     def repeat(self, append: Append) -> None:
-        """Prepare an append of a producer to be sent again."""
-        append.outcome, append.ended, append.ended_ms = Outcome.PENDING, None, None
+        """Prepare a producer's append to be sent again."""
+        append.outcome, append.ended, append.ended_ms = OperationOutcome.PENDING, None, None
         append.life, append.changes = append.history.living, append.history.changes
 
-    def end(self, append: Append, outcome: Outcome, place: int | None, answer: str) -> None:
-        """Take the answer to an append; its place must not lie before anything acknowledged."""
-        append.doubtful |= outcome is Outcome.UNKNOWN
-        if outcome is Outcome.REFUSED and append.doubtful:
-            outcome = Outcome.UNKNOWN
-        if outcome is Outcome.UNKNOWN and append.place is not None:
-            outcome = Outcome.SEEN
-        if outcome is Outcome.REFUSED and append.place is not None:
+    def end(
+        self, append: Append, outcome: OperationOutcome, place: int | None, answer: str
+    ) -> None:
+        """Record the answer to an append. Its place must be after everything acknowledged before."""
+        append.doubtful |= outcome is OperationOutcome.UNKNOWN
+        if outcome is OperationOutcome.REFUSED and append.doubtful:
+            outcome = OperationOutcome.UNKNOWN
+        if outcome is OperationOutcome.UNKNOWN and append.place is not None:
+            outcome = OperationOutcome.SEEN
+        if outcome is OperationOutcome.REFUSED and append.place is not None:
             raise BrokenPromiseError(
                 append.history, f"append {append.id} is at {append.place}, and refused: {answer}"
             )
         append.outcome = outcome
         tick = self.clock.advance()
-        open_ended = outcome in (Outcome.UNKNOWN, Outcome.SEEN)
+        open_ended = outcome in (OperationOutcome.UNKNOWN, OperationOutcome.SEEN)
         if open_ended or append.changes != append.history.changes:
             append.life = None
-        if not open_ended:  # else it may still happen, until its server is gone
+        if not open_ended:  # otherwise it may still happen until its server is gone
             self.clock.wall_ms()
             append.ended, append.ended_ms = tick, self.clock.latest_ms
         append.history.lines.append((append.began, f"{append} begins"))
         where = f" at {place}" if place is not None else ""
         append.history.lines.append((tick, f"append {append.id} {outcome}{where}: {answer}"))
-        if outcome is Outcome.KEPT:
+        if outcome is OperationOutcome.KEPT:
             self.totals.acknowledged += append.length
-        elif outcome is Outcome.REFUSED:
+        elif outcome is OperationOutcome.REFUSED:
             self.totals.refused += 1
         else:
             self.totals.unknown += 1
@@ -399,11 +418,24 @@ class Ledger:
                 )
             life.tail = max(life.tail, place + append.length)
 
-    def forget_past(self) -> None:
-        """Forget what can no longer matter; call this right after an accounting.
+    def give_up_unknown(self, generation: int) -> None:
+        """Declare unknown appends to servers before `generation` missing. They must never appear.
 
-        Appends of streams that are gone, and appends that are not there: if a record of theirs appears
-        after all, it is one that nobody appended.
+        If age may hide an append, its outcome stays unknown.
+        """
+        tick = self.clock.advance()
+        for append in self.appends.values():
+            if append.outcome is not OperationOutcome.UNKNOWN or append.generation >= generation:
+                continue
+            append.ended = append.ended or tick  # its server is gone
+            if not append.history.may_hide(append):
+                append.outcome = OperationOutcome.ABSENT
+                self.totals.missing_later += 1
+
+    def forget_past(self) -> None:
+        """Forget appends of deleted streams and missing appends. Call right after an accounting.
+
+        If a record of theirs appears after all, it counts as one that nobody appended.
         """
         needed = {
             ancestor
@@ -416,7 +448,7 @@ class Ledger:
         del self.events[:-_EVENTS_KEPT]
 
     def put(self, append: Append, place: int) -> None:
-        """Note where an append is: that never changes."""
+        """Record an append's place, which never changes."""
         if append.place is None:
             append.place = place
         elif append.place != place:

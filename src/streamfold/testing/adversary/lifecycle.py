@@ -1,4 +1,4 @@
-"""Creations, deletions, forks and snapshots: what a stream is, besides its records."""
+"""Creations, deletions, forks and snapshots of streams."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from streamfold.testing.adversary.ledger import (
     Existence,
     Ledger,
     Life,
-    Outcome,
-    Publication,
+    OperationOutcome,
+    SnapshotPublication,
     StreamHistory,
 )
 from streamfold.testing.adversary.reading import JSON, outcome_of, stream_headers
@@ -23,12 +23,12 @@ from streamfold.testing.adversary.writers import Writers
 
 @dataclass
 class Lifecycle:
-    """Create, replace, fork and delete streams and basins, and note what exists afterwards."""
+    """Creates, replaces, forks and deletes streams and basins, and records what exists."""
 
     ledger: Ledger
     client: Client
     writers: Writers
-    #: Basins that exist for certain; a missing one is created again.
+    #: Basins that certainly exist. A missing one is created again.
     basins: set[str] = field(default_factory=set)
 
     async def _ensure_basin(self, basin: str, *, creates: bool) -> bool:
@@ -45,7 +45,7 @@ class Lifecycle:
         return basin in self.basins
 
     async def create(self, history: StreamHistory) -> None:
-        """Create the stream; without an answer it may or may not exist."""
+        """Create the stream. Without an answer, its existence is uncertain."""
         if not await self._ensure_basin(history.basin, creates=history.creates):
             return
         if history.changing or history.existence is not Existence.GONE:
@@ -71,10 +71,10 @@ class Lifecycle:
         body: bytes,
         source: tuple[Life, int] | None = None,
     ) -> None:
-        """Send a creation, and note what it did."""
+        """Send a creation and record its effect."""
         born_ms = self.ledger.clock.wall_ms()
         born = history.begin_change(f"creation begins: {method} {path} {headers}")
-        outcome, text = Outcome.UNKNOWN, "no answer"
+        outcome, text = OperationOutcome.UNKNOWN, "no answer"
         try:
             answer = await self.client.exchange(method, path, headers, body)
             outcome, text = outcome_of(answer), str(answer)
@@ -84,14 +84,14 @@ class Lifecycle:
                     history, f"{history} does not exist, and its creation answers {answer}"
                 )
         except LostError as error:
-            outcome = Outcome.UNKNOWN if error.sent else Outcome.REFUSED
+            outcome = OperationOutcome.UNKNOWN if error.sent else OperationOutcome.REFUSED
             raise
         finally:
             history.end_change(f"creation {outcome}: {text}")
-            if outcome is Outcome.KEPT:
+            if outcome is OperationOutcome.KEPT:
                 life = history.be_born(born, born_ms, source)
                 life.answered_ms = self.ledger.clock.wall_ms()
-            elif outcome is Outcome.UNKNOWN:
+            elif outcome is OperationOutcome.UNKNOWN:
                 history.be_born(born, born_ms, source)
                 history.existence = Existence.UNSETTLED
 
@@ -103,37 +103,37 @@ class Lifecycle:
             await self.writers.append_s2(history, append)
         finally:
             history.end_change(f"creation by append {append.outcome}")
-            if append.outcome is Outcome.KEPT:
+            if append.outcome is OperationOutcome.KEPT:
                 append.life = history.be_born(born, born_ms)
                 append.life.answered_ms = self.ledger.clock.wall_ms()
                 append.life.tail = append.length
-            elif append.outcome is not Outcome.REFUSED:
+            elif append.outcome is not OperationOutcome.REFUSED:
                 history.be_born(born, born_ms)
                 history.existence = Existence.UNSETTLED
 
     async def delete(self, history: StreamHistory, dice: random.Random) -> bool:
-        """Delete the stream if it exists for certain; whether that was acknowledged."""
+        """Delete the stream if it certainly exists. Returns whether that was acknowledged."""
         if history.living is None or history.forking or self.writers.producing(history):
             return False
         history.begin_change("deletion begins", deletes=True)
-        outcome, text = Outcome.UNKNOWN, "no answer"
+        outcome, text = OperationOutcome.UNKNOWN, "no answer"
         try:
             answer = await self._send_deletion(history, dice)
             outcome, text = outcome_of(answer), str(answer)
         except LostError as error:
-            outcome = Outcome.UNKNOWN if error.sent else Outcome.REFUSED
+            outcome = OperationOutcome.UNKNOWN if error.sent else OperationOutcome.REFUSED
             raise
         finally:
             history.end_change(f"deletion {outcome}: {text}")
-            if outcome is Outcome.KEPT:
+            if outcome is OperationOutcome.KEPT:
                 history.die()
                 self.ledger.totals.deletions += 1
                 if history.creates:
-                    # Appends that were under way may have created it again.
+                    # Concurrent appends may have created it again.
                     history.existence = Existence.UNSETTLED
-            elif outcome is Outcome.UNKNOWN:
+            elif outcome is OperationOutcome.UNKNOWN:
                 history.existence = Existence.UNSETTLED
-        return outcome is Outcome.KEPT
+        return outcome is OperationOutcome.KEPT
 
     async def _send_deletion(self, history: StreamHistory, dice: random.Random) -> Answer:
         if history.json and dice.random() < 0.5:
@@ -142,7 +142,7 @@ class Lifecycle:
         return await self.client.exchange("DELETE", path, {"s2-basin": history.basin})
 
     async def replace(self, history: StreamHistory, dice: random.Random) -> None:
-        """Delete a stream and create it at once, without waiting for the deletion."""
+        """Delete and create a stream concurrently."""
         if history.living is None or history.age is not None or history.forking:
             return
         born_ms = self.ledger.clock.wall_ms()
@@ -160,19 +160,19 @@ class Lifecycle:
             history.existence = Existence.UNSETTLED
         history.note(f"deletion: {answers[0]}; creation: {answers[1]}")
         deletion, creation = (
-            outcome_of(answer) if isinstance(answer, Answer) else Outcome.UNKNOWN
+            outcome_of(answer) if isinstance(answer, Answer) else OperationOutcome.UNKNOWN
             for answer in answers
         )
-        if creation is Outcome.KEPT:
+        if creation is OperationOutcome.KEPT:
             history.die()
             history.be_born(born, born_ms).answered_ms = self.ledger.clock.wall_ms()
-        elif deletion is Outcome.KEPT and creation is Outcome.REFUSED:
+        elif deletion is OperationOutcome.KEPT and creation is OperationOutcome.REFUSED:
             history.die()
-        elif deletion is Outcome.REFUSED and creation is Outcome.REFUSED:
+        elif deletion is OperationOutcome.REFUSED and creation is OperationOutcome.REFUSED:
             history.existence = Existence.ALIVE
 
     async def delete_basin(self, basin: str) -> None:
-        """Delete a whole basin; its streams are gone when that is acknowledged."""
+        """Delete a whole basin. Once acknowledged, its streams are gone."""
         if basin not in self.basins:
             return
         histories = [h for h in self.ledger.histories.values() if h.basin == basin]
@@ -181,24 +181,24 @@ class Lifecycle:
         self.basins.discard(basin)
         for history in histories:
             history.begin_change("deletion of the basin begins", deletes=True)
-        outcome = Outcome.UNKNOWN
+        outcome = OperationOutcome.UNKNOWN
         try:
             answer = await self.client.exchange("DELETE", f"/v1/basins/{basin}")
             outcome = outcome_of(answer)
         except LostError as error:
-            outcome = Outcome.UNKNOWN if error.sent else Outcome.REFUSED
+            outcome = OperationOutcome.UNKNOWN if error.sent else OperationOutcome.REFUSED
             raise
         finally:
             for history in histories:
                 history.end_change(f"deletion of the basin {outcome}")
-                if outcome is Outcome.KEPT:
+                if outcome is OperationOutcome.KEPT:
                     history.die()
-                elif outcome is Outcome.UNKNOWN:
+                elif outcome is OperationOutcome.UNKNOWN:
                     history.existence = Existence.UNSETTLED
-            self.ledger.totals.deletions += outcome is Outcome.KEPT
+            self.ledger.totals.deletions += outcome is OperationOutcome.KEPT
 
     async def fork(self, source: StreamHistory, target: StreamHistory, dice: random.Random) -> None:
-        """Fork a Durable Stream at a position that it has had."""
+        """Fork a Durable Stream at an existing position."""
         life = source.living
         usable = target.existence is Existence.GONE and not target.changing
         if life is None or target is source or not usable:
@@ -217,17 +217,17 @@ class Lifecycle:
         self.ledger.totals.forks += target.existence is Existence.ALIVE
 
     async def publish(self, history: StreamHistory, dice: random.Random) -> None:
-        """Publish a snapshot, which may trim what it covers."""
+        """Publish a snapshot, which may trim the records that it covers."""
         life, changes = history.living, history.changes
         if life is None or history.age is not None:
             return
-        sent = [s.position for s in life.snapshots if s.outcome is not Outcome.REFUSED]
+        sent = [s.position for s in life.snapshots if s.outcome is not OperationOutcome.REFUSED]
         newest = max(sent, default=life.first)
         if newest > life.tail:
             return
         position = dice.randint(max(newest, life.first), life.tail)
         self.ledger.publications += 1
-        snapshot = Publication(
+        snapshot = SnapshotPublication(
             self.ledger.publications,
             position,
             dice.random() < 0.3,
@@ -239,18 +239,18 @@ class Lifecycle:
         headers = stream_headers(history.basin)
         headers["stream-trim-on-snapshot"] = "true" if snapshot.trims else "false"
         path = f"/v1/streams/{history.name}/snapshot/{position}"
-        outcome, text = Outcome.UNKNOWN, "no answer"
+        outcome, text = OperationOutcome.UNKNOWN, "no answer"
         try:
             answer = await self.client.exchange(
                 "PUT", path, headers, snapshot.content(), generation=snapshot.generation
             )
             outcome, text = outcome_of(answer), str(answer)
-            self.ledger.totals.snapshots += outcome is Outcome.KEPT
+            self.ledger.totals.snapshots += outcome is OperationOutcome.KEPT
         except LostError as error:
-            outcome = Outcome.UNKNOWN if error.sent else Outcome.REFUSED
+            outcome = OperationOutcome.UNKNOWN if error.sent else OperationOutcome.REFUSED
             raise
         finally:
-            if history.changes != changes and outcome is Outcome.KEPT:
-                outcome = Outcome.UNKNOWN  # it may be a snapshot of another life
+            if history.changes != changes and outcome is OperationOutcome.KEPT:
+                outcome = OperationOutcome.UNKNOWN  # it may belong to another life
             snapshot.outcome = outcome
             history.note(f"snapshot {snapshot.id} {outcome}: {text}")

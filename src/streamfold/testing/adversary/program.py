@@ -1,4 +1,4 @@
-"""What an attack consists of: kinds of operations and faults, and how much of each."""
+"""An attack program: its operations, faults and amounts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from streamfold.errors import InvalidError
 
-#: What clients do, and how often.
+#: Client operations with their weights.
 OPERATIONS: dict[str, float] = {
     "append": 40,
-    #: No operation of its own: appends then have conditions, fencing tokens, and trim and fence.
+    #: Not an operation: gives appends conditions, fencing tokens, trims and fences.
     "condition": 0,
     "append to a busy stream": 30,
     "session": 6,
@@ -29,17 +29,17 @@ OPERATIONS: dict[str, float] = {
     "snapshot": 4,
     "delete a basin": 0.05,
 }
-#: What happens to the server, its machine and its storage.
+#: Faults of the server, its machine and its storage.
 FAULTS = ("kill", "stop", "pause", "take over", "storage", "clock", "power")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One attack. The seed decides what is tried; machines decide when, so that two runs differ."""
+    """One attack. The seed decides what is tried, but timing varies between runs."""
 
     seed: int
     rounds: int = 50
-    #: Kills and stops, and acknowledged records, that it goes on for after that.
+    #: Minimum kills and stops, and acknowledged records, for which it continues beyond `rounds`.
     ends: int = 0
     acks: int = 0
     storage: str = "local"
@@ -66,13 +66,13 @@ class Program:
 
     @property
     def size(self) -> int:
-        """How much there is to read."""
+        """The program's size, for shrinking."""
         streams = self.busy_streams + self.small_streams
         kinds = len(self.operations) + len(self.faults)
         return self.rounds + self.workers + self.followers + streams + 4 * kinds
 
     def smaller(self) -> Iterator[Program]:
-        """Programs that are a step smaller, large steps first."""
+        """Yield smaller programs, large steps first."""
         yield from self._with_fewer("operations", self.operations)
         yield from self._with_fewer("faults", self.faults)
         for name, least in (
@@ -88,7 +88,7 @@ class Program:
                     yield self.having(**{name: fewer})
 
     def _with_fewer(self, field: str, names: tuple[str, ...]) -> Iterator[Program]:
-        """Without one half, without the other, and then without each."""
+        """Yield programs without one half, without the other, and then without each name."""
         least = 1 if field == "operations" else 0
         half = len(names) // 2
         without = [names[half:], names[:half]] if len(names) > 3 else []
@@ -98,7 +98,7 @@ class Program:
                 yield self.having(**{field: left})
 
     def having(self, **fields: Any) -> Program:
-        """The same program with other values in some fields."""
+        """Return the program with some fields replaced."""
         return replace(self, **fields)
 
     def write(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class Program:
 
     @classmethod
     def read(cls, path: Path) -> Program:
-        """The program in that file; InvalidError if there is none."""
+        """Read a program from a file. Raises InvalidError if it holds none."""
         try:
             content = json.loads(path.read_text())
             for field in ("operations", "faults"):

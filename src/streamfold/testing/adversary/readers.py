@@ -1,4 +1,4 @@
-"""Readers: of tails, of lists, of streams that do not exist, and followers."""
+"""Readers of tails, lists and missing streams, and followers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,37 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass
 
-from streamfold.testing.adversary import sessions
-from streamfold.testing.adversary.client import Client, LostError
-from streamfold.testing.adversary.ledger import BrokenPromiseError, Ledger, Outcome, StreamHistory
-from streamfold.testing.adversary.reading import Recognizer, observe, stream_headers
+from streamfold.testing.adversary.client import (
+    Client,
+    LostError,
+    read_chunks,
+    read_head,
+)
+from streamfold.testing.adversary.ledger import (
+    Breach,
+    BrokenPromiseError,
+    Ledger,
+    OperationOutcome,
+    StreamHistory,
+)
+from streamfold.testing.adversary.reading import (
+    Recognizer,
+    decode_records,
+    observe,
+    stream_headers,
+)
 
 
 @dataclass
 class Readers:
-    """Read while others write: no answer may contradict what is certain by then."""
+    """Read while others write. No answer may contradict certain facts."""
 
     ledger: Ledger
     client: Client
     _missing: int = 0
 
     async def read_missing(self, basin: str, dice: random.Random) -> None:
-        """Ask for a stream that does not exist in a basin that does, through either face."""
+        """Request a missing stream in an existing basin, through either face."""
         self._missing += 1
         name = f"missing-{self._missing}"
         path = dice.choice(
@@ -41,7 +56,7 @@ class Readers:
             raise BrokenPromiseError(None, f"GET {basin} {path} answers {answer}")
 
     async def check_tail(self, history: StreamHistory) -> None:
-        """Ask for the tail: it never goes back."""
+        """Check that the tail never goes back."""
         life, changes = history.living, history.changes
         if life is None:
             return
@@ -59,7 +74,7 @@ class Readers:
         life.tail = max(life.tail, tail)
 
     async def long_poll(self, history: StreamHistory) -> None:
-        """Read a Durable Stream from its tail on: what comes is there for every other reader."""
+        """Long-poll a Durable Stream from its tail. Returned records exist for all other readers."""
         life = history.living
         if life is None:
             return
@@ -72,12 +87,12 @@ class Readers:
             append, index = Recognizer(self.ledger, history).name(f'"{text}"'.encode())
             if append.place is not None:
                 observe(self.ledger, append, index, append.place + index)
-            elif append.outcome is Outcome.UNKNOWN:
-                append.outcome = Outcome.SEEN
+            elif append.outcome is OperationOutcome.UNKNOWN:
+                append.outcome = OperationOutcome.SEEN
             self.ledger.totals.followed += 1
 
     async def list_streams(self, basin: str) -> None:
-        """List a basin: every stream that exists is there."""
+        """Check that a basin's list has every existing stream."""
         sure = {
             history: history.changes
             for history in self.ledger.histories.values()
@@ -94,7 +109,7 @@ class Readers:
                 raise BrokenPromiseError(history, f"{history} exists, and is not listed")
 
     async def list_basins(self, names: set[str]) -> None:
-        """List the basins: those that exist and are never deleted are there."""
+        """Check that the basin list has every basin that is never deleted."""
         answer = await self.client.exchange("GET", "/v1/basins?limit=1000")
         self.ledger.totals.reads += 1
         if answer.status == 200:
@@ -111,5 +126,58 @@ class Readers:
             start = dice.choice([life.first, life.tail])
             with suppress(LostError, TimeoutError):
                 async with asyncio.timeout(dice.uniform(0.3, 3)):
-                    await sessions.follow(self.client, self.ledger, history, start)
+                    await follow(self.client, self.ledger, history, start)
         await asyncio.sleep(0.05)
+
+
+def may_lose_records(history: StreamHistory) -> bool:
+    """Return whether records may disappear during a read, by retention, trim or snapshot."""
+    life = history.life
+    return (
+        history.age is not None
+        or life is None
+        or any(snapshot.trims for ancestor in life.ancestors() for snapshot in ancestor.snapshots)
+        or any(append.trim is not None for append in history.appends)
+    )
+
+
+async def follow(client: Client, ledger: Ledger, history: StreamHistory, start: int) -> None:
+    """Follow a stream by server-sent events. Every record counts as seen."""
+    headers = stream_headers(history.basin) | {"accept": "text/event-stream"}
+    path = f"/v1/streams/{history.name}/records?seq_num={start}&clamp=true"
+    changes = history.changes
+    recognizer = Recognizer(ledger, history)
+    position: int | None = None
+    async with client.streaming("GET", path, headers) as (reader, _):
+        status, _answered = await read_head(reader)
+        if status != 200:
+            raise LostError(str(status), sent=True)
+        unread = b""
+        async for piece in read_chunks(reader):
+            *events, unread = (unread + piece).split(b"\n\n")
+            for event in events:
+                if not event.startswith(b"event: batch"):
+                    continue
+                batch = json.loads(event[event.index(b"\ndata: ") + 7 :])
+                for record in decode_records(batch):
+                    if position is not None and record.seq_num < position:
+                        raise BrokenPromiseError(
+                            history, f"a follower of {history} is sent {record.seq_num} again"
+                        )
+                    skipped = position is not None and record.seq_num > position
+                    if skipped and not may_lose_records(history):
+                        raise BrokenPromiseError(
+                            history,
+                            f"a follower of {history} waits for {position}, and is sent "
+                            f"{record.seq_num}",
+                            Breach.LOST,
+                        )
+                    position = record.seq_num + 1
+                    named = recognizer.recognize(record)
+                    if named is None:
+                        continue
+                    observe(ledger, *named, record.seq_num)
+                    ledger.totals.followed += 1
+                    life = history.living
+                    if life is not None and history.changes == changes:
+                        life.tail = max(life.tail, position)

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamfold.records.protobuf import fields
 from streamfold.testing.adversary.client import Answer, Client, LostError
 from streamfold.testing.adversary.ledger import (
     Append,
     BrokenPromiseError,
     Ledger,
     Life,
-    Outcome,
+    OperationOutcome,
     StreamHistory,
 )
 
@@ -49,13 +50,21 @@ _CLEAN = frozenset(
 _LATER = (500, 502, 503, 504)
 
 
-def outcome_of(answer: Answer) -> Outcome:
+def outcome_of(answer: Answer) -> OperationOutcome:
     """What an answer says about the request: done, certainly not done, or neither."""
     if answer.status < 300:
-        return Outcome.KEPT
+        return OperationOutcome.KEPT
     if answer.status == 412 or answer.code in _CLEAN:
-        return Outcome.REFUSED
-    return Outcome.UNKNOWN
+        return OperationOutcome.REFUSED
+    return OperationOutcome.UNKNOWN
+
+
+def ack_start(message: bytes) -> int:
+    """Return the first seq_num of an AppendAck."""
+    for tag, start, end in fields(message, 0, len(message)):
+        if tag == 0x0A:
+            return next((value for tag, value, _ in fields(message, start, end) if tag == 8), 0)
+    raise ValueError("an ack without a start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +145,18 @@ class Recognizer:
 def observe(ledger: Ledger, append: Append, index: int, seq_num: int) -> None:
     """Note that a reader got a record: from now on its append has happened."""
     history = append.history
-    if append.outcome is Outcome.REFUSED:
+    if append.outcome is OperationOutcome.REFUSED:
         raise BrokenPromiseError(
             history, f"append {append.id} was refused, and its record is at seq_num {seq_num}"
         )
-    if append.outcome is Outcome.ABSENT:
+    if append.outcome is OperationOutcome.ABSENT:
         raise BrokenPromiseError(
             history,
             f"append {append.id} was found missing after a restart, and is at seq_num {seq_num} now",
         )
     ledger.put(append, seq_num - index)
-    if append.outcome is Outcome.UNKNOWN:
-        append.outcome = Outcome.SEEN
+    if append.outcome is OperationOutcome.UNKNOWN:
+        append.outcome = OperationOutcome.SEEN
         ledger.totals.seen_later += 1
         history.lines.append(
             (ledger.clock.advance(), f"append {append.id} is seen at {append.place}")
@@ -179,7 +188,7 @@ async def ask(client: Client, method: str, path: str, headers: dict[str, str]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class StreamContents:
     """A whole stream as a reader got it: the records from the first one kept to the tail."""
 
     records: list[StoredRecord]
@@ -187,7 +196,7 @@ class Contents:
     tail: int
 
 
-async def read_stream(client: Client, basin: str, name: str) -> Contents | Answer:
+async def read_stream(client: Client, basin: str, name: str) -> StreamContents | Answer:
     """Everything that the stream holds, or the answer that says there is none."""
     records: list[StoredRecord] = []
     position, headers = 0, stream_headers(basin)
@@ -196,14 +205,14 @@ async def read_stream(client: Client, basin: str, name: str) -> Contents | Answe
         answer = await ask(client, "GET", path, headers)
         if answer.status == 416:
             tail = answer.json()["tail"]["seq_num"]
-            return Contents(records, records[0].seq_num if records else tail, tail)
+            return StreamContents(records, records[0].seq_num if records else tail, tail)
         if answer.status != 200:
             return answer
         page = decode_records(json.loads(answer.body))
         if not page:  # everything up to the tail has expired
             answer = await ask(client, "GET", f"/v1/streams/{name}/records/tail", headers)
             tail = answer.json()["tail"]["seq_num"]
-            return Contents([], tail, tail)
+            return StreamContents([], tail, tail)
         if page[0].seq_num != position:
             records.clear()  # expired, or trimmed, while this read them
         records += page

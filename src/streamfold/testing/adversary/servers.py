@@ -1,4 +1,4 @@
-"""Server processes: start, kill, stop, pause."""
+"""Starts, kills, stops and pauses server processes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from streamfold.testing.adversary.ledger import BrokenPromiseError
 from streamfold.testing.adversary.machine.faulty_disk import DiskFault
 
 _SERVING = Path(__file__).parent / "machine" / "serving.py"
-#: Seconds that a start or a stop may take on a busy machine.
+#: Maximum seconds for a start and a stop on a busy machine.
 _START, _STOP = 120.0, 60.0
 
 
-#: The statuses of a server whose disk failed: its own, and that of a stop while it ends anyway.
+#: Exit statuses of a server whose disk failed: its own, and that of a concurrent stop.
 _FAILED = (1, -signal.SIGTERM)
-#: The status of a server that lost its store to another.
+#: Exit status of a server that lost its store to another.
 _REPLACED = 8
 
 
 def _last_line(log: Path) -> str:
-    """The end of a server's log, which says why it stopped."""
+    """Return the last line of a server's log, which says why it stopped."""
     lines = log.read_bytes()[-4096:].decode(errors="replace").splitlines()
     return lines[-1][:400] if lines else ""
 
 
 class StartFailedError(Exception):
-    """A server ended before it answered; `replaced` if it says that another one was started later."""
+    """A server exited before answering. `replaced`: because another one took over."""
 
     def __init__(self, text: str, *, replaced: bool = False) -> None:
         super().__init__(text)
@@ -44,7 +44,7 @@ class StartFailedError(Exception):
 
 
 def small_settings(dice: random.Random) -> dict[str, Any]:
-    """Settings with which streams leave memory and the background work is never done."""
+    """Return settings under which streams leave memory and background work never ends."""
     return {
         "idle_streams": dice.choice([1, 4, 16, 1000]),
         "recent_bytes": dice.choice([0, 4096, 64 << 20]),
@@ -64,9 +64,9 @@ class ServerProcess:
     process: Process
     port: int
     log: Path
-    #: Whether its power may be cut.
+    #: Whether its power can be cut.
     powered: bool = False
-    #: Whether its device failed: then it may have stopped by itself.
+    #: Whether its device failed, so that it may have stopped by itself.
     device_failed: bool = False
 
     @classmethod
@@ -77,19 +77,17 @@ class ServerProcess:
         log: Path,
         environment: Mapping[str, str],
         *,
-        kernels: bool = False,
         take_over: bool = False,
         clock: float = 0,
         disk: Mapping[str, Any] | None = None,
     ) -> ServerProcess:
-        """Start a server, and return once it answers; StartFailedError if it never does.
+        """Start a server and wait until it answers. Raises StartFailedError if it never does.
 
-        Its system clock is `clock` seconds ahead; `disk` has the settings of a disk that can fail.
+        `clock`: seconds by which its system clock is ahead. `disk`: settings of a faulty disk.
         """
         arguments = {
             "location": location,
             "store": dict(settings),
-            "kernels": kernels,
             "take_over": take_over,
             "clock": clock,
             "disk": disk,
@@ -123,14 +121,14 @@ class ServerProcess:
         return self.process.returncode is not None
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Pass an order on; a server that has ended gets none."""
-        # An error of the device that is met by a sync, or by a chunk file, ends the server.
+        """Send an order, unless the server has exited."""
+        # A device error during a sync or in a chunk file ends the server.
         self.device_failed |= order.get("fault") in (DiskFault.SYNC_FAILS, DiskFault.FAILING)
         if self.process.returncode is None and self.process.stdin is not None:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
 
     async def cut_power(self, image: Path, seed: float) -> None:
-        """Cut the power of its machine: the image holds what is left then."""
+        """Cut the machine's power. `image` receives the remaining files."""
         self.resume()
         self.tell({"cut_power": str(image), "seed": seed})
         async with asyncio.timeout(_STOP):
@@ -139,12 +137,12 @@ class ServerProcess:
             raise StartFailedError(f"a power cut failed, status {status}: see {self.log}")
 
     async def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self._signal(signal.SIGKILL)
         await self.process.wait()
 
     async def stop(self) -> None:
-        """Ask the process to stop, and wait until it has drained."""
+        """Stop the process gracefully."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(_STOP):
@@ -162,8 +160,8 @@ class ServerProcess:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Not `Process.send_signal`, which takes the status of a process that has just ended away from
-        # those who wait for it.
+        # Not `Process.send_signal`, which reaps a process that has just ended, so that waiters miss its
+        # status.
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)

@@ -1,4 +1,4 @@
-"""Where the attacked store is: a local folder, or an S3 bucket behind a proxy that fails."""
+"""Storage of the attacked store: a local folder, or an S3 bucket behind a faulty proxy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamfold.testing.adversary.ledger import Ledger
 from streamfold.testing.adversary.machine.faulty_disk import DiskFault
 from streamfold.testing.adversary.proxy import StorageProxy, StorageWeather
 
-#: Passes an order to the servers that run.
+#: Sends an order to the running servers.
 Tell: TypeAlias = Callable[[dict[str, Any]], None]
 
 _S3_SERVER = Path(__file__).parent / "machine" / "s3_server.py"
@@ -28,14 +28,14 @@ _BUCKET = "adversary"
 
 
 class Storage(Protocol):
-    """A place for one store, and the faults that it can have."""
+    """Storage of one store, and its faults."""
 
     @property
     def location(self) -> str: ...
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables of the server's process."""
+        """Environment variables of the server's process."""
         ...
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -45,24 +45,24 @@ class Storage(Protocol):
     def disturbed(
         self, dice: random.Random, ledger: Ledger, tell: Tell
     ) -> AbstractAsyncContextManager[None]:
-        """Faults come and go while the block runs; none is left afterwards."""
+        """Inject faults while the block runs. None is left afterwards."""
         ...
 
     def disk(self, *, powered: bool) -> dict[str, Any] | None:
-        """Settings of the server's own disk, if it has one; `powered` if its power may be cut."""
+        """Return the settings of the server's disk, if any. `powered`: whether power may be cut."""
         ...
 
     def image(self) -> Path:
-        """Where the files go that a power cut leaves."""
+        """Return the folder for the files that a power cut leaves."""
         ...
 
     def boot(self) -> None:
-        """Start the machine again, with the files of the image."""
+        """Restart the machine with the image's files."""
         ...
 
 
 class LocalFolder:
-    """A folder on local disk. Its faults happen in the server's process, which is told of them."""
+    """A folder on local disk. Its faults are injected in the server's process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
@@ -101,7 +101,7 @@ class LocalFolder:
 
 
 class FlakyBucket:
-    """A bucket of an S3 server, behind a proxy that fails; needs the package moto."""
+    """A bucket of an S3 server behind a faulty proxy. Needs the package moto."""
 
     location = f"s3://{_BUCKET}/store"
 
@@ -167,7 +167,7 @@ async def _changing(
     dice: random.Random,
     ledger: Ledger,
 ) -> AsyncIterator[None]:
-    """Have one fault after the other while the block runs."""
+    """Inject one fault after the other while the block runs."""
 
     async def change() -> None:
         while True:

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streamfold.testing.adversary import sessions
-from streamfold.testing.adversary.client import Answer, Client, LostError
+from streamfold.records.protobuf import delimited, varint
+from streamfold.testing.adversary.client import (
+    Answer,
+    Client,
+    LostError,
+    chunk,
+    read_chunks,
+    read_head,
+)
 from streamfold.testing.adversary.ledger import (
     Append,
     Breach,
     BrokenPromiseError,
     Ledger,
     Life,
-    Outcome,
+    OperationOutcome,
     StreamHistory,
 )
-from streamfold.testing.adversary.reading import JSON, outcome_of, stream_headers
+from streamfold.testing.adversary.reading import (
+    JSON,
+    ack_start,
+    outcome_of,
+    stream_headers,
+)
+from streamfold.wire.s2.frames import FrameDecoder, encode_frame
+
+#: Seconds without an ack after which a session counts as lost.
+_SILENCE = 20.0
 
 
 @dataclass
 class ProducerState:
-    """An idempotent producer of one life: it repeats an append until it is answered."""
+    """An idempotent producer of one life. It repeats an append until answered."""
 
     name: str
     life: Life
@@ -35,16 +53,16 @@ class ProducerState:
 
 @dataclass
 class Writers:
-    """Append to streams, and note every answer."""
+    """Appends to streams and records every answer."""
 
     ledger: Ledger
     client: Client
-    #: Whether appends have conditions and commands.
+    #: Whether appends may have conditions and commands.
     conditions: bool = True
     _producers: dict[StreamHistory, ProducerState] = field(default_factory=dict)
 
     def producing(self, history: StreamHistory) -> bool:
-        """Whether a producer of the stream has an append without an answer."""
+        """Return whether the stream's producer has an unanswered append."""
         state = self._producers.get(history)
         return state is not None and (state.pending is not None or state.busy)
 
@@ -94,7 +112,7 @@ class Writers:
             return
         outcome = outcome_of(answer)
         place = None
-        if outcome is Outcome.KEPT:
+        if outcome is OperationOutcome.KEPT:
             ack = answer.json()
             place = ack["start"]["seq_num"]
             if ack["end"]["seq_num"] != place + append.length:
@@ -116,28 +134,30 @@ class Writers:
             return
         outcome, place = outcome_of(answer), None
         repeated = append.producer is not None and answer.status == 204
-        if outcome is Outcome.KEPT and not repeated:
+        if outcome is OperationOutcome.KEPT and not repeated:
             place = int(answer.headers["stream-next-offset"].split("_")[0]) - append.length
         self._ended(append, outcome, place, answer)
 
     async def _send(
         self, append: Append, method: str, path: str, headers: dict[str, str], body: bytes
     ) -> Answer | None:
-        """The answer to an append; without one its outcome is noted, and None returned."""
+        """Send an append and return its answer. Without one, record the outcome and raise."""
         append.generation = self.client.target.generation
         try:
             return await self.client.exchange(
                 method, path, headers, body, generation=append.generation
             )
         except LostError as error:
-            outcome = Outcome.UNKNOWN if error.sent else Outcome.REFUSED
+            outcome = OperationOutcome.UNKNOWN if error.sent else OperationOutcome.REFUSED
             self.ledger.end(append, outcome, None, f"no answer: {error}")
             raise
         except BaseException:
-            self.ledger.end(append, Outcome.UNKNOWN, None, "no answer: cancelled")
+            self.ledger.end(append, OperationOutcome.UNKNOWN, None, "no answer: cancelled")
             raise
 
-    def _ended(self, append: Append, outcome: Outcome, place: int | None, answer: Answer) -> None:
+    def _ended(
+        self, append: Append, outcome: OperationOutcome, place: int | None, answer: Answer
+    ) -> None:
         if answer.status == 500 and answer.code == "other":
             raise BrokenPromiseError(
                 append.history,
@@ -147,7 +167,9 @@ class Writers:
         sure = append.life is not None and append.changes == append.history.changes
         if answer.status in (400, 413, 422) or (sure and answer.status in (403, 404, 409, 410)):
             raise BrokenPromiseError(append.history, f"{append} is answered with {answer}")
-        self.ledger.end(append, outcome, place, str(answer) if outcome != Outcome.KEPT else "")
+        self.ledger.end(
+            append, outcome, place, str(answer) if outcome != OperationOutcome.KEPT else ""
+        )
 
     async def session(self, history: StreamHistory, dice: random.Random) -> None:
         """Append several batches in one session, without waiting for acks."""
@@ -157,7 +179,7 @@ class Writers:
             if append is not appends[-1]:  # an unmet condition ends a session
                 append.token = append.fence = append.trim = None
             append.size = min(append.size, 3000)
-        await sessions.append_all(self.client, self.ledger, history, appends)
+        await append_all(self.client, self.ledger, history, appends)
 
     async def produce(self, history: StreamHistory, dice: random.Random) -> None:
         """Append as the stream's producer, one append at a time."""
@@ -189,15 +211,15 @@ class Writers:
         else:
             self.ledger.repeat(append)
         await self._append_durable(history, append)
-        if append.outcome is Outcome.KEPT:
+        if append.outcome is OperationOutcome.KEPT:
             state.pending, state.seq = None, state.seq + 1
             if dice.random() < 0.2:
                 await self._repeat(history, append)
-        elif append.outcome is Outcome.REFUSED and self._producers.get(history) is state:
-            append.outcome = Outcome.UNKNOWN  # until it is sent again
+        elif append.outcome is OperationOutcome.REFUSED and self._producers.get(history) is state:
+            append.outcome = OperationOutcome.UNKNOWN  # until it is sent again
 
     async def _repeat(self, history: StreamHistory, append: Append) -> None:
-        """Send an acknowledged append of a producer once more: nothing may be written."""
+        """Repeat a producer's acknowledged append, which must write nothing."""
         assert append.producer is not None
         changes = history.changes
         name, epoch, seq = append.producer
@@ -214,3 +236,60 @@ class Writers:
             raise BrokenPromiseError(
                 history, f"{append} was accepted twice: {answer}", Breach.DOUBLED
             )
+
+
+def encode_append(append: Append) -> bytes:
+    """Encode an S2 AppendInput: records, match_seq_num, fencing_token."""
+    message = b""
+    for command, body in append.records():
+        record = delimited(b"\x12", delimited(b"\x12", command.encode())) if command else b""
+        content = record + delimited(b"\x1a", body)
+        message += b"\x0a" + varint(len(content)) + content
+    if append.match is not None:
+        message += b"\x10" + varint(append.match)
+    if append.token is not None:
+        token = append.token.encode()
+        message += b"\x1a" + varint(len(token)) + token
+    return message
+
+
+async def append_all(
+    client: Client, ledger: Ledger, history: StreamHistory, appends: Sequence[Append]
+) -> None:
+    """Send appends without waiting for acks. Those without an ack have unknown outcomes."""
+    headers = {"s2-basin": history.basin, "content-type": "s2s/proto"}
+    waiting = list(appends)
+    path = f"/v1/streams/{history.name}/records"
+    reason = "the session ended"
+    try:
+        async with (
+            asyncio.timeout(_SILENCE),
+            client.streaming("POST", path, headers) as (reader, writer),
+        ):
+            for append in appends:
+                writer.write(chunk(encode_frame(encode_append(append))))
+            writer.write(chunk(b""))
+            status, answered = await read_head(reader)
+            if status != 200:
+                body = await reader.readexactly(int(answered.get("content-length", 0)))
+                answer = Answer(status, answered, body)
+                for append in waiting:
+                    ledger.end(append, outcome_of(answer), None, f"session: {answer}")
+                return
+            decoder = FrameDecoder()
+            async for piece in read_chunks(reader):
+                decoder.feed(piece)
+                while waiting and (frame := decoder.next_frame()) is not None:
+                    if frame.terminal:
+                        reason = repr(frame.body[:120])
+                        return
+                    ledger.end(
+                        waiting.pop(0), OperationOutcome.KEPT, ack_start(frame.body), "session"
+                    )
+    except (LostError, TimeoutError) as error:
+        reason = str(error)
+        raise LostError(reason, sent=True) from None
+    finally:
+        for append in waiting:
+            if append.outcome is OperationOutcome.PENDING:
+                ledger.end(append, OperationOutcome.UNKNOWN, None, f"session: {reason}")

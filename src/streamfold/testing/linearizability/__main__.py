@@ -28,13 +28,13 @@ from streamfold.testing.linearizability.campaign import (
     NotLinearizableError,
     RunFigures,
 )
-from streamfold.testing.linearizability.checker import Judgement, Verdict, check
 from streamfold.testing.linearizability.contradiction import report
 from streamfold.testing.linearizability.history import (
     OperationHistory,
     read_history,
     write_history,
 )
+from streamfold.testing.linearizability.log_order import Judgement, Verdict, check
 from streamfold.testing.linearizability.porcupine import Porcupine, SecondJudge
 from streamfold.testing.proof_report import ProofReport
 
@@ -141,21 +141,21 @@ def _run(arguments: argparse.Namespace) -> int:
 def _second_judge(part: float, seed: int, folder: Path) -> SecondJudge | None:
     if not part:
         return None
-    kept = folder / "histories"
-    kept.mkdir(parents=True, exist_ok=True)
-    return SecondJudge(Porcupine.find(folder), part, random.Random(seed), kept)
+    histories = folder / "histories"
+    histories.mkdir(parents=True, exist_ok=True)
+    return SecondJudge(Porcupine.find(folder), part, random.Random(seed), histories)
 
 
 async def _until_ended(campaign: LinearizabilityRun) -> RunFigures:
     task = asyncio.current_task()
     assert task is not None
-    # Ended from outside, it still ends its servers.
+    # On SIGTERM, cancel the run so that it still ends its servers.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await campaign.run()
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Judge files, and print a line for each."""
+    """Judge history files and print a line for each."""
     with tempfile.TemporaryDirectory(prefix="streamfold-linearizability-") as folder:
         second = _second_judge(arguments.porcupine, 0, Path(folder))
         judgements = [_check_file(path, second) for path in _files(arguments.histories)]
@@ -165,7 +165,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """The files, and those in folders among them."""
+    """Expand folders into the history files they contain."""
     return [
         file
         for path in paths

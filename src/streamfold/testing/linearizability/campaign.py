@@ -14,11 +14,10 @@ from typing import Any
 
 import msgspec
 
-from streamfold.testing.adversary.client import Client, Target
+from streamfold.testing.adversary.client import Client, CurrentServer
 from streamfold.testing.adversary.ledger import BrokenPromiseError, Ledger
 from streamfold.testing.adversary.servers import ServerProcess, StartFailedError, small_settings
 from streamfold.testing.adversary.storage import Storage
-from streamfold.testing.linearizability.checker import Judgement, Verdict, check
 from streamfold.testing.linearizability.clients import (
     BASIN,
     ClientKind,
@@ -27,10 +26,11 @@ from streamfold.testing.linearizability.clients import (
 )
 from streamfold.testing.linearizability.contradiction import Contradiction
 from streamfold.testing.linearizability.history import OperationHistory
+from streamfold.testing.linearizability.log_order import Judgement, Verdict, check
 
 
 class NotLinearizableError(Exception):
-    """A history that no order of its operations explains."""
+    """No order of the history's operations explains all its answers."""
 
     def __init__(self, history: OperationHistory, contradiction: Contradiction) -> None:
         super().__init__(contradiction.text)
@@ -40,7 +40,7 @@ class NotLinearizableError(Exception):
 
 @dataclass
 class RunFigures:
-    """What a run did, and what its judges said."""
+    """Counters of a run and of the verdicts on its histories."""
 
     operations: int = 0
     streams: int = 0
@@ -60,33 +60,33 @@ class RunFigures:
 
 @dataclass
 class LinearizabilityRun:
-    """Rounds of faults until the clients have done their operations. A seed decides what is tried."""
+    """Injects faults in rounds until the clients complete their operations. Driven by a seed."""
 
     seed: int
     folder: Path
     storage: Storage
     operations: int
-    #: Streams in use at once, and operations on each.
+    #: Streams in use at once, and average operations on each.
     streams: int = 12
     stream_operations: int = 400
-    #: Seconds between faults, at most.
+    #: Maximum seconds between faults.
     seconds: float = 4.0
-    #: Seconds after which no operation begins, whether or not all were done.
+    #: Seconds after which no operation begins, even if some remain.
     time_limit: float = math.inf
     environment: Mapping[str, str] = field(default_factory=dict)
-    #: Takes each history that was judged.
+    #: Called with each judged history.
     judged: Callable[[OperationHistory, Verdict], None] = lambda history, verdict: None
     progress: Callable[[RunFigures], None] = lambda figures: None
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
         self.figures = RunFigures()
-        self._target = Target()
+        self._target = CurrentServer()
         self._client = Client(self._target)
         self._serving = asyncio.Event()
         self._restarted = asyncio.Condition()
         self._server: ServerProcess | None = None
-        #: The current server, and one that it is taking over from.
+        #: The current server, and the one it is taking over from, if any.
         self._servers: list[ServerProcess] = []
         self._ledger = Ledger()
         self._open: set[StreamClients] = set()
@@ -94,7 +94,7 @@ class LinearizabilityRun:
         self._done = False
 
     async def run(self) -> RunFigures:
-        """Do all operations; NotLinearizableError as soon as a history shows a violation."""
+        """Run all operations. Raises NotLinearizableError at the first violation."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             async with self.storage.running():
@@ -122,7 +122,7 @@ class LinearizabilityRun:
         return self.figures
 
     async def _use_streams(self, lane: int, closing: asyncio.TaskGroup) -> None:
-        """One stream after another, each with clients of its own."""
+        """Use one stream after another, each with its own clients."""
         number = 0
         while self._left > 0:
             operations = min(self.dice.randint(1, 2 * self.stream_operations), self._left)
@@ -143,7 +143,7 @@ class LinearizabilityRun:
             closing.create_task(self._close(stream))
 
     async def _close(self, stream: StreamClients) -> None:
-        """Read the stream from a server that has seen none of its appends, and judge its history."""
+        """Read the stream from a server that saw none of its appends, then judge its history."""
         generation = self._target.generation
         async with self._restarted:
             await self._restarted.wait_for(lambda: self._target.generation > generation)
@@ -182,7 +182,7 @@ class LinearizabilityRun:
                     stream.operations = 0
 
     async def _round(self) -> None:
-        """Let the clients work, hurt the server, and replace it."""
+        """Let the clients work, inject faults, then end and restart the server."""
         dice = self.dice
         await asyncio.sleep(self.seconds * dice.uniform(0.1, 1))
         async with self.storage.disturbed(random.Random(dice.random()), self._ledger, self._tell):
@@ -196,7 +196,7 @@ class LinearizabilityRun:
         await self._start()
 
     def _tell(self, order: dict[str, Any]) -> None:
-        """Pass an order of the storage on to all servers that run."""
+        """Forward a storage order to all running servers."""
         for server in self._servers:
             server.tell(order)
 
@@ -205,7 +205,7 @@ class LinearizabilityRun:
             stream.history.fault(text)
 
     async def _start(self, *, take_over: bool = False) -> None:
-        """Start a server; requests go to it from now on."""
+        """Start a server and direct all further requests to it."""
         server = await ServerProcess.start(
             self.storage.location,
             small_settings(self.dice),
@@ -246,7 +246,7 @@ class LinearizabilityRun:
         self.figures.pauses += 1
 
     async def _take_over(self) -> None:
-        """Start a second server on the same store while the first one works."""
+        """Start a second server on the same store while the first one is serving."""
         former, generation = self._server, self._target.generation
         assert former is not None
         try:
@@ -262,7 +262,7 @@ class LinearizabilityRun:
 
 @contextmanager
 def _expected(stream: StreamClients) -> Iterator[None]:
-    """An answer that no server may give is as bad as a history without an order."""
+    """Turn an answer that no server may give into a NotLinearizableError."""
     try:
         yield
     except* UnexpectedAnswerError as errors:
@@ -272,7 +272,7 @@ def _expected(stream: StreamClients) -> Iterator[None]:
 
 
 def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
-    """One of the errors of a group."""
+    """Return the first leaf error of a group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

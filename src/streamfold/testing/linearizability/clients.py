@@ -1,5 +1,6 @@
-"""Clients of one stream: they append, read and check the tail through real connections, and note in the
-stream's history what they asked for and what they were answered.
+"""Clients that append to, read and tail-check one stream over real connections.
+
+They record every request and its answer in the stream's history.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from streamfold.testing.adversary.client import Answer, Client, LostError
-from streamfold.testing.adversary.ledger import Outcome
+from streamfold.testing.adversary.ledger import OperationOutcome
 from streamfold.testing.adversary.reading import outcome_of
 from streamfold.testing.linearizability.contradiction import Contradiction
 from streamfold.testing.linearizability.history import (
@@ -41,7 +42,7 @@ _HEAD = "-1"
 
 
 class ClientKind(enum.StrEnum):
-    """What the clients of a stream do."""
+    """How the clients of a stream append."""
 
     PLAIN = "plain"
     MATCH_SEQ_NUM = "match-seq-num"
@@ -50,7 +51,7 @@ class ClientKind(enum.StrEnum):
 
 
 class UnexpectedAnswerError(Exception):
-    """An answer that no server may give to such a request."""
+    """The server gave an answer that is never valid for the request."""
 
     def __init__(self, operation: StreamOperation, answer: object) -> None:
         super().__init__(str(answer))
@@ -72,12 +73,12 @@ _DECODE_MESSAGES = msgspec.json.Decoder(list[str]).decode
 
 @dataclass(eq=False)
 class StreamClients:
-    """All clients of one stream, which share a number of operations."""
+    """All clients of one stream. They share a budget of operations."""
 
     name: str
     kind: ClientKind
     client: Client
-    #: Set while a server answers: clients wait for it after a refused connection.
+    #: Set while a server answers. Clients wait for it after a refused connection.
     serving: asyncio.Event
     dice: random.Random
     operations: int
@@ -91,14 +92,14 @@ class StreamClients:
         self.history = OperationHistory(self.name)
 
     async def work(self, clients: int) -> None:
-        """Create the stream, and use it until the operations are used up."""
+        """Create the stream and use it until the operations are exhausted."""
         await self._create()
         async with asyncio.TaskGroup() as group:
             for number in range(clients):
                 group.create_task(self._use(self._writer(number)))
 
     async def close(self) -> None:
-        """Read everything once more: `contents` decide what became of appends without an answer."""
+        """Read the whole stream. `contents` then settle the fate of unanswered appends."""
         while True:
             await self.serving.wait()
             operation = await self._read(self._next_client(), contents=True)
@@ -136,7 +137,7 @@ class StreamClients:
             await asyncio.sleep(0.05)
 
     async def _use(self, writer: AppendPlanner) -> None:
-        """One client after another: a client whose append has no answer makes no further requests."""
+        """Run clients in sequence. A client whose append got no answer sends no further requests."""
         client = self._next_client()
         while self.operations > 0:
             self.operations -= 1
@@ -157,7 +158,7 @@ class StreamClients:
 
     def _make_bodies(self) -> list[str]:
         self._bodies += 1
-        # Reads return everything, so large records are rare.
+        # Large records are rare because every read returns all records.
         filler = "." * (self.dice.choice([0, 10, 100]) if self.dice.random() < 0.99 else 5000)
         count = self.dice.choice([1, 1, 1, 2, 3])
         return [f"{self._bodies}.{index}{filler}" for index in range(count)]
@@ -170,7 +171,7 @@ class StreamClients:
         headers: dict[str, str],
         body: bytes = b"",
     ) -> Answer | None:
-        """The answer; None if there is none. Some clients do not wait for long."""
+        """Return the answer, or None if there is none. Some requests have a short timeout."""
         patience = self.dice.uniform(0.02, 0.5) if self.dice.random() < 0.02 else None
         generation = self.client.target.generation
         try:
@@ -217,7 +218,7 @@ class StreamClients:
         if answer is None:
             return
         outcome = outcome_of(answer)
-        if outcome is Outcome.KEPT:
+        if outcome is OperationOutcome.KEPT:
             ack = answer.json()
             operation.result, operation.tail = OperationResult.OK, ack["end"]["seq_num"]
             operation.observed = {"tail": ack["tail"]["seq_num"]}
@@ -232,7 +233,7 @@ class StreamClients:
                 operation.observed = {"tail": mismatch["seq_num_mismatch"]}
         elif answer.status < 500:
             raise UnexpectedAnswerError(operation, answer)
-        elif outcome is Outcome.REFUSED:
+        elif outcome is OperationOutcome.REFUSED:
             operation.result = OperationResult.REFUSED
 
     async def _append_durable(self, operation: StreamOperation, bodies: list[str]) -> None:
@@ -262,10 +263,11 @@ class StreamClients:
             operation.result = OperationResult.REFUSED
             operation.observed = {"producer_epoch": int(answer.headers["producer-epoch"])}
         elif number is not None and number.seq and answer.status == 400:
-            operation.result = OperationResult.REFUSED  # a new epoch that does not begin with 0
+            # A new epoch must start at sequence number 0.
+            operation.result = OperationResult.REFUSED
         elif answer.status < 500:
             raise UnexpectedAnswerError(operation, answer)
-        elif outcome is Outcome.REFUSED:
+        elif outcome is OperationOutcome.REFUSED:
             operation.result = OperationResult.REFUSED
 
     async def _check_tail(self, client: int) -> StreamOperation:
@@ -293,7 +295,7 @@ class StreamClients:
         return operation
 
     async def _read_s2(self, operation: StreamOperation) -> list[int] | None:
-        """Hashes of all records, page by page up to the tail; None if a page fails."""
+        """Read page by page up to the tail. Return the record hashes, or None if a page fails."""
         records: list[int] = []
         while True:
             path = f"/v1/streams/{self.name}/records?seq_num={len(records)}&count=1000"
@@ -311,7 +313,7 @@ class StreamClients:
                 records.append(record_hash(record.body.encode()))
 
     async def _read_durable(self, operation: StreamOperation) -> list[int] | None:
-        """The same through Durable Streams."""
+        """Read through Durable Streams. Return the record hashes, or None if a page fails."""
         records: list[int] = []
         offset = _HEAD
         while True:

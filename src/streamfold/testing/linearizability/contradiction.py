@@ -1,4 +1,4 @@
-"""Contradictions: the few operations of a history that cannot all be true, in sentences."""
+"""Contradictions: the few operations of a history that cannot all be true, explained in text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seq_nums(start: int, count: int) -> str:
 
 
 def answer(operation: StreamOperation) -> str:
-    """What an operation was told."""
+    """Describe the answer to an operation."""
     kind, result = operation.kind, operation.result
     if kind is not OperationKind.APPEND:
         return f"answered tail {operation.tail}" if result is OperationResult.OK else "failed"
@@ -49,7 +49,7 @@ def answer(operation: StreamOperation) -> str:
 
 
 def out_of_order(first: StreamOperation, second: StreamOperation) -> Contradiction:
-    """The answers put `first` before `second` in the log, but it began after the end of `second`."""
+    """Report that the log has `first` before `second`, although `first` began after `second` ended."""
     assert second.ended is not None
     pair = (first, second)
     if first.kind is OperationKind.APPEND and first.result is not OperationResult.REFUSED:
@@ -74,7 +74,7 @@ def out_of_order(first: StreamOperation, second: StreamOperation) -> Contradicti
 
 
 def report(history: OperationHistory, contradiction: Contradiction) -> str:
-    """The contradiction, and the lines of the history that it is made of, with what hit the server."""
+    """Format a contradiction with its operations' events and the server faults among them."""
     numbered: list[tuple[float, str]] = []
     for operation in contradiction.operations:
         numbered.append(
@@ -97,7 +97,7 @@ def report(history: OperationHistory, contradiction: Contradiction) -> str:
 
 
 def _request(operation: StreamOperation) -> str:
-    """An operation with everything that it asked for."""
+    """Describe an operation and all its conditions."""
     parts = [name(operation)]
     if operation.kind is OperationKind.APPEND:
         parts = [f"{name(operation)} of {operation.count} record{'s' * (operation.count > 1)}"]

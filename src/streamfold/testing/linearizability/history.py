@@ -1,9 +1,9 @@
-"""Histories: what clients of one stream asked for and were answered, in the order of these events.
+"""Histories: the requests of one stream's clients and the answers they got, in event order.
 
-On disk a history has the JSON lines of S2's public `s2-verification`: a line when an operation begins,
-a line when it ends. Its checker ignores what we add: the producer of an append, contents of a read, and
-beside an event what else an answer said about the stream (`observed`) and what happened to the server
-before it (`faults`).
+On disk, a history uses the JSON lines of S2's public `s2-verification`: one line when an operation
+begins and one when it ends. S2's checker ignores our additional fields: the producer of an append, the
+contents of a read, other facts that an answer revealed about the stream (`observed`), and what happened
+to the server before the event (`faults`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class OperationKind(enum.StrEnum):
 
 
 class OperationResult(enum.StrEnum):
-    #: No answer; an append may have taken effect, or do so later.
+    #: No answer. An append may have taken effect or may still do so.
     UNKNOWN = "unknown"
     OK = "ok"
-    #: Certainly without effect: refused, a producer's duplicate, or a read that failed.
+    #: Certainly had no effect: rejected, a producer's duplicate, or a failed read.
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerNumber:
-    """What makes an append of a Durable Streams producer idempotent."""
+    """The producer ID, epoch and sequence number that make a Durable Streams append idempotent."""
 
     id: str
     epoch: int
@@ -46,26 +46,26 @@ class ProducerNumber:
 
 @dataclass(slots=True, eq=False)
 class StreamOperation:
-    """One request and its answer. `began` and `ended` are positions in the order of all events."""
+    """One request and its answer. `began` and `ended` are positions in the event order."""
 
     id: int
     client: int
     kind: OperationKind
     began: int = -1
     ended: int | None = None
-    #: Of an append: the xxh3 of each record's body, and its conditions.
+    #: For appends: the xxh3 of each record body, and the append's conditions.
     record_hashes: tuple[int, ...] = ()
     set_fencing_token: str | None = None
     fencing_token: str | None = None
     match_seq_num: int | None = None
     producer: ProducerNumber | None = None
     result: OperationResult = OperationResult.UNKNOWN
-    #: The tail behind an acknowledged append, or the one that a read or a check saw.
+    #: The tail after an acknowledged append, or the tail that a read or tail check saw.
     tail: int | None = None
-    #: Of a read from the head: `chain_hash` over all records; and the records, in closing reads.
+    #: For reads from the head: `chain_hash` over all records. Closing reads add the records' hashes.
     stream_hash: int | None = None
     contents: tuple[int, ...] | None = None
-    #: What else the answer said: `tail`, `fencing_token`, `producer_epoch`, `producer_seq`
+    #: Other facts from the answer: `tail`, `fencing_token`, `producer_epoch`, `producer_seq`
     #: (the highest accepted, -1 before the first).
     observed: dict[str, Any] = field(default_factory=dict)
 
@@ -79,19 +79,19 @@ class StreamOperation:
 
     @property
     def unknown(self) -> bool:
-        """Whether this is an append that may or may not have taken effect."""
+        """Whether this is an append of unknown outcome."""
         return self.kind is OperationKind.APPEND and self.result is OperationResult.UNKNOWN
 
 
 @dataclass(slots=True)
 class OperationHistory:
-    """All operations on one stream, which was empty at first. Events of a running one are appended."""
+    """All operations on one initially empty stream. Grows while its clients run."""
 
     name: str = "history"
     operations: list[StreamOperation] = field(default_factory=list)
-    #: The operation of each event: it begins, or ends, at this position.
+    #: The operation that begins or ends at each position.
     events: list[StreamOperation] = field(default_factory=list)
-    #: What happened to the server, before the event at the position.
+    #: What happened to the server, each with the position of the next event.
     faults: list[tuple[int, str]] = field(default_factory=list)
 
     def begin(self, client: int, kind: OperationKind) -> StreamOperation:
@@ -101,7 +101,7 @@ class OperationHistory:
         return operation
 
     def end(self, operation: StreamOperation, result: OperationResult) -> None:
-        """Note an answer. An append without one never ends: it may take effect at any time."""
+        """Record an answer. An unanswered append never ends, since it may take effect at any time."""
         operation.result = result
         if not operation.unknown:
             operation.ended = len(self.events)
@@ -112,7 +112,7 @@ class OperationHistory:
 
 
 def chain_hash(stream_hash: int, record_hashes: Iterable[int]) -> int:
-    """The hash of a stream to which records were appended; an empty stream has 0."""
+    """Return the hash of a stream after appending records. An empty stream hashes to 0."""
     for record_hash in record_hashes:
         stream_hash = xxhash.xxh3_64_intdigest(record_hash.to_bytes(8, "little"), stream_hash)
     return stream_hash
@@ -123,7 +123,7 @@ def record_hash(body: bytes) -> int:
 
 
 def lines(history: OperationHistory) -> Iterator[bytes]:
-    """The JSON lines of a history; appends without an answer end at its end, as unknown."""
+    """Yield the JSON lines of a history. Unanswered appends end after all events, as unknown."""
     faults = list(history.faults)
     for position, operation in enumerate(history.events):
         beginning = operation.began == position
@@ -179,13 +179,13 @@ def _finish(operation: StreamOperation) -> object:
 
 
 def write_history(history: OperationHistory, path: Path) -> None:
-    """Write JSON lines, compressed if the name ends in .gz."""
+    """Write a history as JSON lines, gzip-compressed if the name ends in .gz."""
     content = b"".join(line + b"\n" for line in lines(history))
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def read_history(path: Path) -> OperationHistory:
-    """The history in a file; InvalidError says which line is not part of one."""
+    """Read a history from a file. Raises InvalidError, which names the first malformed line."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -196,7 +196,7 @@ def read_history(path: Path) -> OperationHistory:
 
 
 def parse_history(name: str, content: Sequence[bytes]) -> OperationHistory:
-    """The history that JSON lines describe."""
+    """Parse a history from JSON lines. Raises InvalidError for a malformed line."""
     history = OperationHistory(name)
     by_id: dict[int, StreamOperation] = {}
     for line_number, text in enumerate(content, 1):

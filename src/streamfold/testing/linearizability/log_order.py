@@ -1,16 +1,17 @@
-"""Which append is where in the log: a search that acknowledged appends, contents and hashes guide.
+"""Search for the order of appends in the log, guided by acknowledgements, contents and hashes.
 
-An acknowledged append has its place, because its answer has its tail. Between them are appends without
-an answer, which the contents of a read, or the hashes of reads, identify. So there is nearly always one
-candidate, and the search walks the log once. Without contents it may have to try several; `STEPS`
-bounds that.
+The tail in its answer fixes the place of an acknowledged append. Unanswered appends lie in between, and
+the contents or hashes of reads identify them. So there is nearly always a single candidate, and the
+search walks the log once. Without contents it may have to try several candidates; `STEPS` limits the
+attempts.
 
-While it walks, it keeps the state of the stream (tail, hash, fencing token, producers) and the earliest
-time at which the log can have reached it: the latest beginning of an operation that must come before.
+The walk tracks the state of the stream (tail, hash, fencing token, producers) and the earliest event at
+which the log can have reached it: the latest start of any operation that must come before.
 """
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,18 +30,23 @@ from streamfold.testing.linearizability.history import (
     StreamOperation,
     chain_hash,
 )
+from streamfold.testing.linearizability.schedule import (
+    contradiction_in_time,
+    unjustified,
+    went_back,
+)
 
-#: Appends that are tried at some place, before a history counts as undecided.
+#: Placements to try before a history counts as undecided.
 STEPS = 200_000
 
 
 class UndecidedError(Exception):
-    """The search was given up."""
+    """The search exceeded its limit of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """The stream after an append, and the event after which it can have been like that."""
+    """The stream after an append, and the earliest event at which it can have this state."""
 
     tail: int = 0
     stream_hash: int = 0
@@ -52,7 +58,7 @@ class StreamState:
 
 @dataclass(slots=True)
 class _Frame:
-    """A place in the log: the append before it, and what may come next."""
+    """A place in the log: the append before it and the candidates for the next one."""
 
     state: StreamState
     append: StreamOperation | None
@@ -62,15 +68,15 @@ class _Frame:
 
 @dataclass
 class LogSearch:
-    """Finds the orders of appends that agree with all answers about places, contents and conditions."""
+    """Finds append orders that agree with every answer on places, contents and conditions."""
 
     history: OperationHistory
-    #: The contradiction that came up furthest in the log.
+    #: The contradiction found furthest along the log.
     contradiction: Contradiction | None = None
     _furthest: int = -1
     _steps: int = 0
     _used: set[int] = field(default_factory=set)
-    #: Epoch and highest number of each producer.
+    #: Current epoch and number of each producer.
     _producers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,7 +97,7 @@ class LogSearch:
         ends = [start + operation.count for start, operation in self._starts.items()]
         told = [operation.observed.get("tail", 0) for operation in operations]
         self._ceiling = max([*ends, *self._seen, *told], default=0)
-        # Behind the last tail that anybody saw, an append shows in refusals only.
+        # Only rejections reveal an append beyond the last tail that any client saw.
         self._hidden = any(
             "fencing_token" in operation.observed or "producer_epoch" in operation.observed
             for operation in operations
@@ -129,7 +135,7 @@ class LogSearch:
             self._furthest, self.contradiction = tail, contradiction
 
     def orders(self) -> Iterator[list[StreamOperation]]:
-        """Orders of all appends that took effect; UndecidedError after too many attempts."""
+        """Yield orders of the appends that took effect. Raises UndecidedError after STEPS attempts."""
         if self.contradiction is not None:
             return
         state = self._observe(StreamState())
@@ -193,12 +199,12 @@ class LogSearch:
             self._refute(tail, self._nothing_fits(tail))
 
     def _nothing_fits(self, tail: int) -> Contradiction:
-        """Why no append can be at a place that something lies behind."""
+        """Return why no append fits at a place that cannot be the end of the log."""
         contents = self._contents
         if contents is None or tail >= len(contents):
             return self._lost(tail)
-        wanted = contents[tail]
-        authors = [item for item in self.history.operations if wanted in item.record_hashes]
+        record_hash = contents[tail]
+        authors = [item for item in self.history.operations if record_hash in item.record_hashes]
         if not authors:
             return Contradiction(f"the record at seq_num {tail} was appended by nobody")
         refused = [item for item in authors if item.result is OperationResult.REFUSED]
@@ -210,7 +216,7 @@ class LogSearch:
             text = f"{name(refused[0])} {answer(refused[0])}, but its record is at seq_num {tail}"
             return Contradiction(text, (refused[0],))
         author = authors[0]
-        index = author.record_hashes.index(wanted)
+        index = author.record_hashes.index(record_hash)
         text = f"seq_num {tail} has record {index} of {name(author)}, which {answer(author)}"
         return Contradiction(text, (author,))
 
@@ -223,7 +229,7 @@ class LogSearch:
         return Contradiction(text, (witness,))
 
     def _apply(self, state: StreamState, append: StreamOperation) -> StreamState | None:
-        """The state after an append, None if it cannot be at this place."""
+        """Return the state after an append, or None if the append cannot be at this place."""
         tail, end = state.tail, state.tail + append.count
         contradiction = self._broken_condition(state, append) or self._misplaced(tail, end, append)
         if contradiction is not None:
@@ -245,7 +251,7 @@ class LogSearch:
         )
 
     def _observe(self, state: StreamState) -> StreamState | None:
-        """The state with what readers saw of it; None if they saw something else."""
+        """Apply what readers saw of a state. Return None if they contradict it."""
         following = state.next_earliest
         for operation in self._seen.get(state.tail, ()):
             if operation.stream_hash not in (None, state.stream_hash):
@@ -265,7 +271,7 @@ class LogSearch:
     def _broken_condition(
         self, state: StreamState, append: StreamOperation
     ) -> Contradiction | None:
-        """How an append at this place would break its own condition."""
+        """Return how an append at this place would violate its own condition, or None."""
         place = f"took effect at {seq_nums(state.tail, append.count)}"
         if append.match_seq_num not in (None, state.tail):
             text = f"{name(append)} asked for match_seq_num {append.match_seq_num}, and {place}"
@@ -286,7 +292,7 @@ class LogSearch:
         return Contradiction(text, (*self._rivals(state, append), append))
 
     def _rivals(self, state: StreamState, append: StreamOperation) -> list[StreamOperation]:
-        """The appends before this place because of which the condition does not hold there."""
+        """Return earlier appends that make the condition fail at this place."""
         return [
             other
             for other in self.history.operations
@@ -302,7 +308,7 @@ class LogSearch:
         ]
 
     def _next_number(self, append: StreamOperation) -> bool:
-        """Whether a producer may send this append now."""
+        """Return whether the append has its producer's next number."""
         assert append.producer is not None
         number = append.producer
         current = self._producers.get(number.id)
@@ -311,7 +317,7 @@ class LogSearch:
         return (number.epoch, number.seq) == (current[0], current[1] + 1)
 
     def _misplaced(self, tail: int, end: int, append: StreamOperation) -> Contradiction | None:
-        """How an append from `tail` to `end` would contradict contents, other appends or tails."""
+        """Return how an append from `tail` to `end` contradicts contents, other appends or tails."""
         contents = self._contents
         inside = contents is not None and tail < len(contents)
         if contents is not None and inside and contents[tail:end] != append.record_hashes:
@@ -340,3 +346,38 @@ class LogSearch:
                 f"{seq_nums(tail, append.count)}"
             )
         return Contradiction(text, (append, last))
+
+
+class Judgement(enum.StrEnum):
+    LINEARIZABLE = "linearizable"
+    VIOLATION = "violation"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judgement and its evidence."""
+
+    judgement: Judgement
+    #: The appends that took effect, in log order, if the history is linearizable.
+    log: tuple[StreamOperation, ...] = ()
+    contradiction: Contradiction | None = None
+
+
+def check(history: OperationHistory) -> Verdict:
+    """Judge the history of one stream. Takes near-linear time if one of its reads has contents."""
+    refusals = filter(None, map(unjustified, history.operations))
+    contradiction = next(refusals, None) or went_back(history)
+    if contradiction is not None:
+        return Verdict(Judgement.VIOLATION, contradiction=contradiction)
+    search = LogSearch(history)
+    late: Contradiction | None = None
+    try:
+        for order in search.orders():
+            contradiction = contradiction_in_time(history, order)
+            if contradiction is None:
+                return Verdict(Judgement.LINEARIZABLE, tuple(order))
+            late = late or contradiction
+    except UndecidedError:
+        return Verdict(Judgement.UNDECIDED)
+    return Verdict(Judgement.VIOLATION, contradiction=late or search.contradiction)

@@ -1,9 +1,9 @@
-"""The public checker of S2, `s2-porcupine`: the same histories, judged by an independent model.
+"""S2's public checker, `s2-porcupine`, which judges the same histories with an independent model.
 
-It tries orders of operations; an append without an answer may take effect at any later time, and a few
-dozen of them exceed any time. The verdict of our checker says what became of each: `resolved` puts that
-into the history. It only makes the public checker's task stricter: an order that it accepts then is an
-order of the original history, too.
+It searches orders of operations. An unanswered append may take effect at any later time, and a few
+dozen of them make the search intractable. Our checker's verdict settles the outcome of each, and
+`resolved` writes these outcomes into the history. That only makes the public checker's task
+stricter: any order it then accepts is also an order of the original history.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from streamfold.errors import InvalidError
-from streamfold.testing.linearizability.checker import Judgement, Verdict
 from streamfold.testing.linearizability.history import (
     OperationHistory,
     OperationResult,
     StreamOperation,
     write_history,
 )
+from streamfold.testing.linearizability.log_order import Judgement, Verdict
 
-#: A checkout of https://github.com/s2-streamstore/s2-verification. Go's proxy does not have the module.
+#: Names a checkout of https://github.com/s2-streamstore/s2-verification, absent from Go's proxy.
 SOURCE = "S2_VERIFICATION_SOURCE"
-#: Seconds that Go may take to fetch and compile what the program needs.
+#: Seconds for Go to fetch dependencies and compile the program.
 _BUILD_SECONDS = 600
-#: Seconds that the public checker has for one history: as it is, and with certain outcomes.
+#: Seconds for the public checker to judge one history: the original, and the resolved one.
 _ORIGINAL_SECONDS, _RESOLVED_SECONDS = 5.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Porcupine:
-    """The built program."""
+    """The built s2-porcupine program."""
 
     program: Path
 
     @classmethod
     def find(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> Porcupine:
-        """The program on PATH, else built in `folder` from a checkout; InvalidError without either."""
+        """Return s2-porcupine from PATH, or build it in `folder`. Raises if there is neither."""
         installed = shutil.which("s2-porcupine", path=environment.get("PATH"))
         if installed is not None:
             return cls(Path(installed))
@@ -71,8 +71,8 @@ class Porcupine:
         return cls(program)
 
     def judge(self, path: Path, seconds: float) -> Judgement:
-        """The verdict on one file of JSON lines, undecided if it takes too long."""
-        # It writes a picture of each history into the folder that it runs in.
+        """Judge one file of JSON lines. Undecided after `seconds`."""
+        # The program writes a visualization of each history into its working directory.
         with tempfile.TemporaryDirectory(prefix="streamfold-porcupine-") as folder:
             try:
                 done = subprocess.run(
@@ -98,7 +98,11 @@ class Porcupine:
 
 
 def resolved(history: OperationHistory, verdict: Verdict) -> OperationHistory:
-    """The history with certain outcomes: appends in the log end just before an answer shows them."""
+    """Return the history without unknown outcomes, as settled by `verdict`.
+
+    Each unanswered append in the log succeeds just before the first answer that proves it; the others
+    fail after all events.
+    """
     tails: dict[int, int] = {}
     tail = 0
     for append in verdict.log:
@@ -133,7 +137,7 @@ def resolved(history: OperationHistory, verdict: Verdict) -> OperationHistory:
 def _shown_at(
     history: OperationHistory, unknown: Iterable[tuple[int, StreamOperation]]
 ) -> list[tuple[StreamOperation, int]]:
-    """When each append without an answer must have taken effect: before an answer that counts it in."""
+    """Return, for each unanswered append, the position of the first answer whose tail includes it."""
     answers = sorted(
         (op.ended, op.tail)
         for op in history.operations
@@ -148,7 +152,7 @@ def _shown_at(
 
 @dataclass
 class SecondJudge:
-    """Has the public checker judge a part of the histories that ours found linearizable."""
+    """Runs the public checker on a sample of the histories that ours found linearizable."""
 
     porcupine: Porcupine
     part: float
@@ -156,23 +160,23 @@ class SecondJudge:
     folder: Path
     histories: int = 0
     operations: int = 0
-    #: Histories that it decided only with the outcomes that our checker had found.
+    #: Histories decided only with the outcomes from our checker.
     resolved: int = 0
     undecided: int = 0
     disagreements: list[str] = field(default_factory=list)
-    _kept: list[tuple[Path, Path, int]] = field(default_factory=list)
+    _sample: list[tuple[Path, Path, int]] = field(default_factory=list)
 
     def keep(self, history: OperationHistory, verdict: Verdict) -> None:
-        """Keep a history for later: the server needs the processors now."""
+        """Save a sample for later, because the server needs the processors now."""
         if verdict.judgement is Judgement.LINEARIZABLE and self.dice.random() < self.part:
             original = self.folder / f"{history.name}.jsonl"
             certain = self.folder / f"{history.name}.resolved.jsonl"
             write_history(history, original)
             write_history(resolved(history, verdict), certain)
-            self._kept.append((original, certain, len(history.operations)))
+            self._sample.append((original, certain, len(history.operations)))
 
     def judge(self) -> None:
-        for original, certain, operations in self._kept:
+        for original, certain, operations in self._sample:
             self.histories += 1
             self.operations += operations
             judgement = self.porcupine.judge(original, _ORIGINAL_SECONDS)
@@ -183,7 +187,7 @@ class SecondJudge:
                 self.undecided += 1
             elif judgement is Judgement.VIOLATION:
                 self.disagreements.append(str(original))
-        self._kept.clear()
+        self._sample.clear()
 
     def figures(self) -> dict[str, int]:
         return {

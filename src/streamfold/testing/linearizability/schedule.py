@@ -1,11 +1,11 @@
-"""When: whether operations whose answer fits several states of the log fit into one schedule.
+"""Scheduling: whether answers that match several log states fit into one schedule.
 
-A refusal names the fencing token or the number of a producer, which many states of a stream share. In
-each state the log can have been no earlier than some event (`earliest`). So a refusal belongs, at the
-latest, to the last matching state that can have been reached before it ended; and no later state can
-have been reached before it began. That moves later states, and maybe other refusals to earlier ones,
-until nothing moves any more. Whatever moved had to: the result is the earliest schedule there is, or
-there is none.
+A rejection names a fencing token or a producer's number, which many states of a stream may share. No
+state can have been reached before a certain event (`earliest`). A rejection therefore belongs at the
+latest to the last matching state that can have been reached before the rejection ended, and no later
+state can have been reached before it began. This delays later states, and may move other rejections to
+earlier states, until nothing moves. Every move was forced, so the result is the earliest possible
+schedule, or none exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from streamfold.testing.linearizability.history import (
 
 @dataclass(slots=True)
 class Observation:
-    """An answer that told something about the stream: it belongs to one of these states."""
+    """A fact from an answer, and the states of the stream in which it holds."""
 
     operation: StreamOperation
     states: Sequence[int]
@@ -40,10 +40,10 @@ class Observation:
 
 @dataclass
 class Timeline:
-    """The states that appends in this order led to: state n follows n appends."""
+    """The states that appends produce in this order. State n follows n appends."""
 
     appends: Sequence[StreamOperation]
-    #: The states in which something had a value, by what it is.
+    #: Maps an attribute and its value to the states in which it had that value.
     _states: dict[tuple[object, ...], list[int]] = field(default_factory=lambda: defaultdict(list))
     _numbers: dict[str, list[tuple[int, int | None, int]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -62,7 +62,7 @@ class Timeline:
             self._states["fencing_token", token].append(state)
 
     def observations(self, operation: StreamOperation) -> list[Observation]:
-        """Everything that an answer told, with the states that agree."""
+        """Return every fact in an answer with the states that match it."""
         observed = operation.observed
         result = [
             Observation(operation, self._states.get((key, observed[key]), ()))
@@ -77,7 +77,7 @@ class Timeline:
         return result
 
     def _at_number(self, producer: ProducerNumber, epoch: int, seq: int | None) -> Sequence[int]:
-        """States in which a producer was at an epoch, and its highest number was `seq` if given."""
+        """Return states in which a producer was at `epoch`, with `seq` as highest number if given."""
         unheard = producer.epoch if seq is not None else None
         changes = [(0, unheard, -1), *self._numbers.get(producer.id, ())]
         ends = [state for state, _, _ in changes[1:]] + [len(self.appends) + 1]
@@ -89,7 +89,7 @@ class Timeline:
 
 
 def unjustified(operation: StreamOperation) -> Contradiction | None:
-    """A refusal whose own reason would have allowed the append."""
+    """Return a contradiction if a rejection's own reason would have allowed the append."""
     observed, producer = operation.observed, operation.producer
     if operation.result is not OperationResult.REFUSED:
         return None
@@ -109,7 +109,7 @@ def unjustified(operation: StreamOperation) -> Contradiction | None:
 
 
 def went_back(history: OperationHistory) -> Contradiction | None:
-    """An answer with a smaller tail than one that had come before the request was sent."""
+    """Return a contradiction if an answer has a smaller tail than one known before its request."""
     highest: tuple[int, StreamOperation | None] = (0, None)
     before: dict[int, tuple[int, StreamOperation | None]] = {}
     for position, operation in enumerate(history.events):
@@ -139,14 +139,14 @@ def went_back(history: OperationHistory) -> Contradiction | None:
 def contradiction_in_time(
     history: OperationHistory, appends: Sequence[StreamOperation]
 ) -> Contradiction | None:
-    """Why the appends, in this order, and all answers fit into no schedule; None if they do."""
+    """Return why no schedule fits this append order and all answers, or None if one does."""
     timeline = Timeline(appends)
     observations = [
         observation
         for operation in history.operations
         for observation in timeline.observations(operation)
     ]
-    # No state can have been reached before the event at its position here.
+    # Append n cannot have taken effect before event floors[n].
     floors = [append.began for append in appends]
     while True:
         earliest = [-1]

@@ -1,5 +1,6 @@
-"""What one client appends next: without conditions, with match_seq_num, with fencing tokens, or as a
-Durable Streams producer. A writer learns from every answer, as a careful application would.
+"""Writers, which choose a client's next append and learn from every answer.
+
+They append unconditionally, with match_seq_num, with fencing tokens, or as a Durable Streams producer.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from streamfold.testing.linearizability.history import (
 
 @dataclass(slots=True)
 class AppendPlan:
-    """One append before it is sent. Bodies make every record of a stream unique."""
+    """An append to send. Bodies make every record of a stream unique."""
 
     bodies: list[str]
     match_seq_num: int | None = None
     fencing_token: str | None = None
-    #: The token that the only record sets.
+    #: The fencing token that the append's only record sets.
     set_fencing_token: str | None = None
     producer: ProducerNumber | None = None
 
 
 class AppendPlanner(Protocol):
-    """Decides about the appends of one client, one at a time."""
+    """Chooses the appends of one client, one at a time."""
 
     def plan(self, bodies: list[str]) -> AppendPlan:
-        """The next append; it may have other bodies, if it repeats an earlier one."""
+        """Return the next append. A retry of an earlier append keeps its own bodies."""
         ...
 
     def learn(self, operation: StreamOperation, plan: AppendPlan | None) -> None:
-        """Take the answer to any operation of the client, and the plan if it was an append."""
+        """Learn from an answered or lost operation. `plan` is set for appends."""
         ...
 
 
@@ -46,11 +47,11 @@ class PlainWriter:
         return AppendPlan(bodies)
 
     def learn(self, operation: StreamOperation, plan: AppendPlan | None) -> None:
-        """Nothing that it is told changes what it does."""
+        """Do nothing: answers do not influence this writer."""
 
 
 class _TailGuess:
-    """The tail as the client last heard of it."""
+    """The tail that the client last heard of."""
 
     def __init__(self) -> None:
         self.tail = 0
@@ -62,7 +63,7 @@ class _TailGuess:
 
 
 class MatchingWriter:
-    """Appends where it believes the tail to be, and sometimes where it cannot be."""
+    """Appends at the tail it believes in, and sometimes deliberately one off."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -79,7 +80,7 @@ class MatchingWriter:
 
 
 class FencingWriter:
-    """Takes the stream over with a token of its own now and then, and appends with it."""
+    """Occasionally fences the stream with its own token, and appends with that token."""
 
     def __init__(self, name: str, dice: random.Random) -> None:
         self._name, self._dice = name, dice
@@ -92,7 +93,7 @@ class FencingWriter:
         if self._token is None or roll < 0.06:
             self._fences += 1
             token = f"{self._name}-{self._fences}"
-            # Its body is the token, so that a fence is as unique as any other record.
+            # The token is the body, which makes a fence as unique as any other record.
             return AppendPlan([token], self._guess.tail, None, token)
         return AppendPlan(bodies, fencing_token=self._token if roll < 0.9 else None)
 
@@ -107,7 +108,7 @@ class FencingWriter:
 
 
 class ProducingWriter:
-    """An idempotent producer: repeats an append until it is answered. Two clients share one id."""
+    """An idempotent producer that retries an append until answered. Two clients share one ID."""
 
     def __init__(self, name: str, dice: random.Random) -> None:
         self._name, self._dice = name, dice
@@ -146,6 +147,6 @@ class ProducingWriter:
         elif "producer_seq" in observed:
             self._pending = None
             self._epoch, self._seq = observed["producer_epoch"], observed["producer_seq"] + 1
-        elif "producer_epoch" in observed:  # another client took over: claim the next epoch
+        elif "producer_epoch" in observed:  # another client took over, so claim the next epoch
             self._pending = None
             self._epoch, self._seq = observed["producer_epoch"] + 1, 0

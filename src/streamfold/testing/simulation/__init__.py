@@ -1,4 +1,4 @@
-"""Runs stores and faces in simulated time on simulated storage: one seed is one repeatable run."""
+"""Simulation of stores and faces in simulated time on simulated storage. Seeds repeat exactly."""
 
 from streamfold.testing.simulation.books import SimulationReport
 from streamfold.testing.simulation.ledger import ViolationError

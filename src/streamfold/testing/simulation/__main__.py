@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
+from streamfold.testing.proof_report import ProofReport
 from streamfold.testing.simulation.books import SimulationReport
 from streamfold.testing.simulation.ledger import ViolationError
-from streamfold.testing.simulation.plan import Plan, draw_plan, format_numbers, parse_numbers
-from streamfold.testing.simulation.program import simulate
-from streamfold.testing.simulation.shrinking import shrink
+from streamfold.testing.simulation.plan import (
+    SimulationPlan,
+    draw_plan,
+    format_numbers,
+    parse_numbers,
+)
+from streamfold.testing.simulation.program import shrink, simulate
 
-#: Figures of each run that are added up.
+#: Report fields to sum over all runs, and how to print them.
 _FIGURES = {
     "steps": "steps",
     "calls": "calls",
@@ -36,9 +39,10 @@ _FIGURES = {
 
 def main() -> int:
     options = _parse()
-    logging.disable(logging.CRITICAL)  # failing storage is what these runs are about
+    logging.disable(logging.CRITICAL)  # storage fails on purpose here
     gc.collect()
     gc.freeze()
+    report = ProofReport("simulation", options.report)
     figures: Counter[str] = Counter()
     began, violation, plan, seeds = time.monotonic(), None, None, 0
     for seed in range(options.first, options.first + options.seeds):
@@ -59,8 +63,7 @@ def main() -> int:
         print(
             f"{seeds} programs from seed {options.first}, {seconds:.0f} s: {listed}; 0 violations"
         )
-    if options.report is not None:
-        _report(options.report, violation is not None, seconds, seeds, figures)
+    report.write(int(violation is not None), {"programs": seeds, **figures})
     return 1 if violation is not None else 0
 
 
@@ -80,11 +83,11 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--trace", action="store_true", help="print every call of each run")
     parser.add_argument("--no-shrink", action="store_true", help="report a violation as it is")
-    parser.add_argument("--report", type=Path, help="append one line of JSON to this file")
+    ProofReport.add_option(parser)
     return parser.parse_args()
 
 
-def _plan(seed: int, options: argparse.Namespace) -> Plan:
+def _plan(seed: int, options: argparse.Namespace) -> SimulationPlan:
     plan = draw_plan(seed, faces=not options.store_only)
     numbers = {call.number for call in plan.operations if call.kind not in options.without}
     return plan.keep(numbers if options.keep is None else parse_numbers(options.keep))
@@ -99,8 +102,10 @@ def _add(figures: Counter[str], report: SimulationReport, *, trace: bool) -> Non
         figures[kind] += count
 
 
-def _tell(plan: Plan, violation: str, seconds: float, options: argparse.Namespace) -> None:
-    """Print a violation, the command that repeats it, and the smallest program that shows one."""
+def _tell(
+    plan: SimulationPlan, violation: str, seconds: float, options: argparse.Namespace
+) -> None:
+    """Print a violation, the command that reproduces it, and a shrunk program that violates too."""
     command = f"python -m streamfold.testing.simulation --first {plan.seed} --seeds 1"
     if options.store_only:
         command += " --store-only"
@@ -118,18 +123,6 @@ def _tell(plan: Plan, violation: str, seconds: float, options: argparse.Namespac
         f"The operations: {'; '.join(smaller.describe())}\n"
         f"Repeat it: {command} --no-shrink --trace --keep {numbers}"
     )
-
-
-def _report(path: Path, violated: bool, seconds: float, seeds: int, figures: Counter[str]) -> None:
-    line = {
-        "proof": "simulation",
-        "violations": int(violated),
-        "seconds": round(seconds, 1),
-        "figures": {"programs": seeds, **figures},
-        "command": " ".join(["python -m streamfold.testing.simulation", *sys.argv[1:]]),
-    }
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

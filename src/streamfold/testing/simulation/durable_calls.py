@@ -1,4 +1,4 @@
-"""What clients do through Durable Streams: appends, producers, reads, followers, snapshots, forks."""
+"""Client calls through Durable Streams: appends, producers, reads, followers, snapshots, forks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from streamfold.testing.adversary.client import Answer
 from streamfold.testing.simulation.books import BASIN
-from streamfold.testing.simulation.exchange import LostAnswerError, SimulatedAnswer
+from streamfold.testing.simulation.exchange import LostAnswerError
 from streamfold.testing.simulation.ledger import ProducerBook, StreamLedger, ViolationError
 from streamfold.testing.simulation.loop import chance
 from streamfold.wire.durable_streams.offsets import format_offset, parse_offset
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
 
 _JSON, _OCTETS = "application/json", "application/octet-stream"
 _STATE = "text/plain"
-#: Refusals that promise that nothing happened.
+#: Statuses that guarantee the request had no effect.
 _CLEAN = frozenset((400, 403, 404, 409, 410, 412, 413, 429))
 _LATER = frozenset(
     ("server_draining", "server_busy", "storage_full", "uploads_busy", "store_recovering")
 )
 
 
-def _is_clean(answer: SimulatedAnswer) -> bool:
+def _is_clean(answer: Answer) -> bool:
     return answer.status in _CLEAN or answer.code in _LATER
 
 
-def _next_offset(answer: SimulatedAnswer) -> int:
+def _next_offset(answer: Answer) -> int:
     return int(parse_offset(answer.headers["stream-next-offset"]))
 
 
@@ -45,14 +46,14 @@ def _content(ledger: StreamLedger, bodies: Sequence[bytes]) -> bytes:
 
 
 def _bodies(ledger: StreamLedger, content: bytes) -> list[bytes]:
-    """The bodies that a read joined."""
+    """Split the content of a read into record bodies."""
     if ledger.json:
         return [b"%d" % number for number in msgspec.json.decode(content or b"[]")]
     return [part + b";" for part in content.split(b";")[:-1]]
 
 
 class DurableCalls:
-    """Requests of one client through Durable Streams; each call takes the number of its operation."""
+    """Durable Streams requests of one client. Each call takes its operation's number."""
 
     def __init__(self, faces: Faces, client: int) -> None:
         self._faces = faces
@@ -78,9 +79,9 @@ class DurableCalls:
         return f"/{BASIN}/{ledger.name}{rest}"
 
     async def create(self, number: int, former: StreamLedger | None = None) -> None:
-        """Create a stream, with its first content or without; in place of a former one, if given.
+        """Create a stream, optionally with initial content and in place of a `former` one.
 
-        It has the content type of that one: requests that were made for it may arrive here.
+        It reuses the former one's content type, because late requests for that one may arrive here.
         """
         books, random = self._books, chance()
         name, json = books.new_name(), random.random() < 0.6
@@ -141,7 +142,7 @@ class DurableCalls:
             books.lose()
 
     async def _produce(self, number: int) -> None:
-        """Append as an idempotent producer: repeat what has no answer, and sometimes what has one."""
+        """Append as an idempotent producer. Retries unanswered appends and some answered ones."""
         books, random = self._books, chance()
         if (ledger := books.pick()) is None:
             return
@@ -174,7 +175,7 @@ class DurableCalls:
 
     async def _send_produced(
         self, ledger: StreamLedger, book: ProducerBook, body: bytes, epoch: int, seq: int
-    ) -> SimulatedAnswer | None:
+    ) -> Answer | None:
         call = f"ds produce {ledger.name} {body!r} by {book.name} epoch {epoch} seq {seq}"
         headers = {
             "content-type": _content_type(ledger),
@@ -203,9 +204,9 @@ class DurableCalls:
         return answer
 
     def _check_page(
-        self, ledger: StreamLedger, answer: SimulatedAnswer, first: int, before: int, trimmed: int
+        self, ledger: StreamLedger, answer: Answer, first: int, before: int, trimmed: int
     ) -> str:
-        """Compare a page from `first` with the books; returns what it holds."""
+        """Compare a page from `first` with the ledger. Return its content for the trace."""
         bodies = [] if answer.status == 204 else _bodies(ledger, answer.body)
         end = _next_offset(answer)
         if ledger.over:
@@ -227,7 +228,7 @@ class DurableCalls:
             await self._fetch(ledger, chance().randrange(ledger.tail + 1), "")
 
     async def _poll(self, number: int) -> None:
-        """Read, and wait for more at the tail."""
+        """Long-poll near the tail."""
         if (ledger := self._books.pick()) is not None:
             await self._fetch(
                 ledger, max(0, ledger.tail - chance().randrange(3)), "&live=long-poll"
@@ -236,7 +237,7 @@ class DurableCalls:
     async def _fetch(
         self, ledger: StreamLedger, first: int, live: str, *, faithful: bool = False
     ) -> int | None:
-        """Read one page; returns where the next begins."""
+        """Read one page. Return the next page's offset, or None if the read failed."""
         books, before, trimmed = self._books, ledger.tail, ledger.trimmed
         path = self._path(ledger, f"?offset={format_offset(first)}{live}")
         call = f"ds read {ledger.name} from {first}{live}"
@@ -252,7 +253,7 @@ class DurableCalls:
         return _next_offset(answer)
 
     async def _follow(self, number: int) -> None:
-        """Follow by server-sent events for a moment, then vanish."""
+        """Follow through server-sent events briefly, then vanish."""
         books, random = self._books, chance()
         if (ledger := books.pick()) is None:
             return
@@ -351,14 +352,14 @@ class DurableCalls:
             return
         books.note(f"{call} -> {answer}")
         if answer.status == 201:
-            # Trims of the source before the fork bind it, too.
+            # Trims of the source before the fork also apply to the fork.
             ledger.trim_attempted = max(trimmed, source.trim_attempted)
             if source.retention is not None:
                 ledger.trim_attempted = point
             books.open_ledger(ledger)
 
     async def _publish(self, number: int) -> None:
-        """Publish a snapshot; it trims what it covers, or not."""
+        """Publish a snapshot that may trim the records it covers."""
         books, random = self._books, chance()
         if (ledger := books.pick()) is None or not ledger.tail:
             return
@@ -388,7 +389,7 @@ class DurableCalls:
                 ledger.trimmed = max(ledger.trimmed, point)
 
     async def _publish_parts(self, number: int) -> None:
-        """Publish a snapshot that was sent in two parts."""
+        """Publish a snapshot uploaded in two parts."""
         books, random = self._books, chance()
         if (ledger := books.pick()) is None or not ledger.tail:
             return
@@ -421,7 +422,7 @@ class DurableCalls:
             await self._fetch_bootstrap(ledger)
 
     async def _fetch_bootstrap(self, ledger: StreamLedger, *, faithful: bool = False) -> None:
-        """Read the newest snapshot and what follows it."""
+        """Read the newest snapshot and the records after it."""
         books = self._books
         published, trimmed = ledger.published, ledger.trimmed
         call = f"ds bootstrap {ledger.name}"
@@ -442,7 +443,7 @@ class DurableCalls:
         ]
         at = answer.headers["stream-snapshot-offset"]
         position = -1 if at == "-1" else int(parse_offset(at))
-        # A snapshot goes with the records after it, when those expire or are trimmed.
+        # A snapshot is removed when the records after it expire or are trimmed.
         goes = ledger.retention is not None or ledger.trim_attempted > published
         if position < published and not goes:
             raise ViolationError(
@@ -457,7 +458,7 @@ class DurableCalls:
             ledger.check_bodies(bodies, position, _next_offset(answer), books.latest)
 
     async def check(self, ledger: StreamLedger) -> None:
-        """Read a stream to its end, and its snapshot, and compare them with what clients were told."""
+        """Read a stream and its snapshot, and compare them with what clients were told."""
         position: int | None = max(ledger.trimmed, ledger.trim_attempted)
         while position is not None and position < ledger.tail:
             former = position

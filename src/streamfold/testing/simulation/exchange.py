@@ -1,131 +1,141 @@
-"""One request and its answer without sockets, as granian hands them to the server.
+"""One request and its answer without sockets, in place of the door's exchange.
 
-The client's end is here, too: bodies arrive in pieces, clients vanish at any time, and answers may
-break off. As below granian, `send` does not report that the client has gone, and over HTTP/2 a body of
-undeclared size that is reset looks like one that ended.
+Also holds the client's end: bodies arrive in pieces, clients vanish at any time, and answers may be cut
+off.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
-import msgspec
-
+from streamfold.server.http.connections import Connection
+from streamfold.server.http.exchange import Buffer
+from streamfold.server.http.headers import Headers
+from streamfold.server.http.problems import ClientHangupError
+from streamfold.testing.adversary.client import Answer
 from streamfold.testing.simulation.loop import chance
-
-_DISCONNECT = {"type": "http.disconnect"}
 
 
 class LostAnswerError(Exception):
-    """No whole answer came: nobody knows what the server did."""
+    """No complete answer arrived, so the outcome is unknown."""
 
 
-class SimulatedAnswer(msgspec.Struct, frozen=True):
-    """A whole answer."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def code(self) -> str:
-        """The stable code of a problem; empty if the body has none."""
-        if not self.body.startswith(b"{"):
-            return ""
-        return str(msgspec.json.decode(self.body).get("code", ""))
-
-    def json(self) -> Any:
-        return msgspec.json.decode(self.body)
-
-    def __str__(self) -> str:
-        return f"{self.status} {self.code}".rstrip()
-
-
-class Exchange:
-    """A request on its way; the server has `receive` and `send`, the client everything else."""
+class SimulatedExchange:
+    """A request in flight: an `Exchange` for the server, combined with the client's end."""
 
     def __init__(
-        self, method: str, path: str, headers: Mapping[str, str], *, declared: int | None
+        self,
+        connection: Connection,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        declared: int | None,
+        body: bytes | None = None,
     ) -> None:
         random = chance()
-        self._version = random.choice(("1.1", "1.1", "2"))
-        self._declared = declared is not None
-        fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.connection = connection
+        self.method = method
+        self.scheme = "http"
+        target, _, query = path.partition("?")
+        self.raw_path = target.encode()
+        self.raw_query = query.encode()
+        self.http_version = random.choice(("1.1", "1.1", "2"))
+        fields = {name.encode(): value.encode() for name, value in headers.items()}
         if declared is not None:
-            fields.append((b"content-length", b"%d" % declared))
-        path, _, query = path.partition("?")
-        self.scope = {
-            "method": method,
-            "client": ("192.0.2.1", str(random.randrange(1024, 65536))),
-            "raw_path": path.encode(),
-            "query_string": query.encode(),
-            "http_version": self._version,
-            "headers": fields,
-            "scheme": "http",
-        }
-        self._inbox: deque[dict[str, Any]] = deque()
-        self._receivers: deque[asyncio.Future[dict[str, Any]]] = deque()
-        self._sent_all = False
-        self.gone = False
+            fields[b"content-length"] = b"%d" % declared
+        self.headers: Mapping[bytes, bytes] = fields
+        self.repeated: Collection[bytes] = ()
+        self.body = body
+        #: Pieces the client sent. An empty piece marks the end; None means it vanished before the end.
+        self._inbox: deque[bytes | None] = deque()
+        self._sent_all = body is not None
+        self._arrived = asyncio.Event()
+        self.vanished = asyncio.Event()
         self.status = 0
-        self.headers: dict[str, str] = {}
+        self.answer_headers: dict[str, str] = {}
+        #: Answer pieces in flight. The client takes them when it is ready.
         self._pieces: deque[bytes] = deque()
+        self._sent = self._delivered = 0
         self._complete = False
         self._broken = False
         self._news = asyncio.Event()
 
     # The server's end
 
-    def receive(self) -> asyncio.Future[dict[str, Any]]:
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        if self._inbox:
-            future.set_result(self._inbox.popleft())
-        elif self.gone:
-            future.set_result(dict(_DISCONNECT))
-        else:
-            self._receivers.append(future)
-        return future
+    async def piece(self) -> bytes:
+        while not self._inbox:
+            self._arrived.clear()
+            await self._arrived.wait()
+        piece = self._inbox[0]
+        if piece is None:
+            raise ClientHangupError("the client hung up before the end of its request")
+        if piece:
+            self._inbox.popleft()
+        return piece
 
-    async def send(self, message: Any) -> None:
-        """Take a part of the answer, when the client is ready for it."""
-        if chance().random() < 0.3:
-            await asyncio.sleep(chance().random() ** 3 * 0.05)
-        if self.gone:
-            return
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-            return
-        self._pieces.append(message["body"])
-        self._complete = not message["more_body"]
+    def discard_body(self) -> None:
+        self._inbox.clear()
+
+    async def gone(self) -> None:
+        await self.vanished.wait()
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        self.start(status, headers)
+        self.send(body)
+        self.end()
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.status = status
+        self.answer_headers = {name.decode(): value.decode() for name, value in headers}
         self._news.set()
 
+    def send(self, data: Buffer) -> None:
+        self._sent += len(data)
+        if not self.gone_away:
+            self._pieces.append(bytes(data))
+            self._news.set()
+
     def end(self) -> None:
-        """The server is done with the request."""
+        self._complete = True
+        self._news.set()
+
+    @property
+    def delivered(self) -> int:
+        return self._delivered
+
+    async def unread(self, at_most: int) -> None:
+        """Wait until the client has taken everything, unless at most `at_most` bytes are unread."""
+        if self._sent - self._delivered <= at_most:
+            return
+        await asyncio.sleep(chance().random() ** 3 * 0.05)
+        self._delivered = self._sent
+
+    def close(self) -> None:
         self._broken = not self._complete
         self._news.set()
 
     # The client's end
 
-    def _deliver(self, message: dict[str, Any]) -> None:
-        while self._receivers:
-            receiver = self._receivers.popleft()
-            if not receiver.done():
-                receiver.set_result(message)
-                return
-        self._inbox.append(message)
+    @property
+    def gone_away(self) -> bool:
+        return self.vanished.is_set()
 
     def upload(self, data: bytes, *, last: bool) -> None:
-        """Send a piece of the body."""
-        if not self.gone and not self._sent_all:
-            self._sent_all = last
-            self._deliver({"type": "http.request", "body": data, "more_body": not last})
+        """Send a piece of the request body."""
+        if self.gone_away or self._sent_all:
+            return
+        if data:
+            self._inbox.append(data)
+        if last:
+            self._sent_all = True
+            self._inbox.append(b"")
+        self._arrived.set()
 
     async def upload_all(self, body: bytes) -> None:
-        """Send a body in pieces, with pauses; one that is declared may end with its last byte."""
+        """Send a body in pieces, with pauses. The last piece may carry the end marker."""
         random, at = chance(), 0
         while at < len(body):
             if random.random() < 0.5:
@@ -136,32 +146,23 @@ class Exchange:
         self.upload(b"", last=True)
 
     def vanish(self) -> None:
-        """Hang up: the server learns of it when it next looks."""
-        if self.gone:
+        """Hang up. The server notices when it next looks."""
+        if self.gone_away:
             return
-        if not self._sent_all and self.ends_unseen:
-            self.upload(b"", last=True)
-        self.gone = True
+        self.vanished.set()
         self._news.set()
-        while self._receivers:
-            if not (receiver := self._receivers.popleft()).done():
-                receiver.set_result(dict(_DISCONNECT))
         if not self._sent_all:
-            self._inbox.append(dict(_DISCONNECT))
-
-    @property
-    def ends_unseen(self) -> bool:
-        """Whether the server cannot tell a body that breaks off from one that ends."""
-        return not self._declared and self._version == "2"
+            self._inbox.append(None)
+            self._arrived.set()
 
     async def head(self) -> int:
-        """Wait for status and headers."""
-        while not self._pieces and not self._complete:
+        """Wait for status and headers. Return the status."""
+        while not self.status:
             await self._wait()
         return self.status
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes; LostAnswerError if it breaks off."""
+        """Yield the answer body as it arrives. Raises LostAnswerError if it is cut off."""
         while True:
             while self._pieces:
                 yield self._pieces.popleft()
@@ -169,13 +170,13 @@ class Exchange:
                 return
             await self._wait()
 
-    async def answer(self) -> SimulatedAnswer:
-        """The whole answer; LostAnswerError if there is none."""
+    async def answer(self) -> Answer:
+        """Return the complete answer. Raises LostAnswerError if there is none."""
         parts: Sequence[bytes] = [piece async for piece in self.pieces()]
-        return SimulatedAnswer(self.status, self.headers, b"".join(parts))
+        return Answer(self.status, self.answer_headers, b"".join(parts))
 
     async def _wait(self) -> None:
-        if self._broken or self.gone:
+        if self._broken or self.gone_away:
             raise LostAnswerError
         self._news.clear()
         await self._news.wait()

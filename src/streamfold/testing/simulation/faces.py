@@ -11,35 +11,39 @@ from streamfold.model.access_tokens import Secret
 from streamfold.model.names import parse_bucket_name
 from streamfold.server.auth import Access
 from streamfold.server.config import Configuration
+from streamfold.server.console import MetricsHistory
 from streamfold.server.durable_streams.subscriptions import Subscriptions
-from streamfold.server.http.connections import ClientLimits, Connections
+from streamfold.server.http.connections import ClientLimits, Connection, Connections
 from streamfold.server.http.drain import DrainGate
 from streamfold.server.http.offload import OffloadPool
 from streamfold.server.http.request import Request
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
-from streamfold.server.main import make_application
-from streamfold.server.metrics import KernelMetrics
+from streamfold.server.main import make_application, make_instruments
 from streamfold.store import StreamStore
+from streamfold.testing.adversary.client import Answer
 from streamfold.testing.simulation.books import BASIN, Books
 from streamfold.testing.simulation.durable_calls import DurableCalls
-from streamfold.testing.simulation.exchange import Exchange, LostAnswerError, SimulatedAnswer
+from streamfold.testing.simulation.exchange import (
+    LostAnswerError,
+    SimulatedExchange,
+)
 from streamfold.testing.simulation.ledger import StreamLedger, ViolationError
 from streamfold.testing.simulation.loop import SimulatedProcess, chance
 from streamfold.testing.simulation.s2_calls import S2Calls
 
 #: The token of the simulated operator.
 ROOT_TOKEN = "simulated-root"  # noqa: S105 - of no real server
-#: Answers that a well-formed request with all rights never gets.
+#: Statuses that a well-formed, fully authorized request never gets.
 _NEVER = frozenset((400, 401, 403, 405, 406, 408, 413, 415, 422, 501))
-#: Parts of paths whose requests need not renew the lifetime of a stream.
+#: Path parts of requests that need not renew a stream's TTL.
 _NO_USE = ("/tail", "/snapshot", "/bootstrap")
-#: Simulated seconds after which a request without an answer counts as forgotten.
+#: Simulated seconds after which an unanswered request is a violation.
 _PATIENCE = 300.0
 
 
 class Faces:
-    """Takes requests for one store, until it is drained."""
+    """Accepts requests for one store until drained."""
 
     def __init__(
         self, store: StreamStore, process: SimulatedProcess, books: Books, drain: float
@@ -63,6 +67,7 @@ class Faces:
         self._limits = ClientLimits(RequestBudget(), Connections(), ResponseBudget())
         self._limits.unread.seed(chance())
         self._workers = OffloadPool(2)
+        instruments = make_instruments(configuration, store, self._gate, self._limits)
         self._application = make_application(
             configuration,
             store,
@@ -71,9 +76,10 @@ class Faces:
             subscriptions,
             None,
             self._limits,
-            KernelMetrics(),
+            instruments,
+            MetricsHistory(instruments.collectors),
         )
-        #: Faults of storage before this server: later ones explain what fails.
+        #: Storage faults before this server started. Only later ones can explain its failures.
         self._faults = books.report.faults.total()
         self._replacements = books.report.replacements
 
@@ -91,31 +97,20 @@ class Faces:
     def calls(self, client: int) -> FaceClient:
         return FaceClient(self, client)
 
-    def begin(self, exchange: Exchange) -> None:
-        """Hand a request to the server, as its listener does."""
+    def begin(self, exchange: SimulatedExchange) -> None:
+        """Pass a request to the server, as its door does."""
         self.books.report.requests += 1
         limits = self._limits
-        request = Request(
-            exchange.scope,
-            exchange.receive,
-            exchange.send,
-            limits.request_budget,
-            limits.unread,
-            self._workers,
-        )
-        running = limits.connections.begin(request.connection, large=request.large)
-        if request.declared_size and not running.large:
-            request.ask_for_body()
-        request.running = running
-        request.task = self._process.start(self._answer(request, exchange), chance())
+        request = Request(exchange, limits.request_budget, limits.unread, self._workers)
+        request.running = limits.connections.begin(exchange.connection)
+        request.task = self._process.start(self._answer(request), chance())
 
-    async def _answer(self, request: Request, exchange: Exchange) -> None:
+    async def _answer(self, request: Request) -> None:
         try:
             await self._application(request)
         finally:
             request.finish()
-            self._limits.connections.end(request.connection, large=request.large)
-            exchange.end()
+            self._limits.connections.end(request.connection)
 
     async def ask(
         self,
@@ -128,15 +123,18 @@ class Faces:
         token: str | None = None,
         faithful: bool = False,
         allowed: frozenset[int] = frozenset(),
-    ) -> SimulatedAnswer:
-        """The answer to one request; LostAnswerError if it breaks off, or its client vanishes.
+    ) -> Answer:
+        """Send one request and return its answer.
 
-        A `faithful` client waits for its answer. Statuses that no such request gets are violations,
-        unless `allowed`.
+        Raises LostAnswerError if the answer is cut off or the client vanishes; a `faithful` client
+        never vanishes. Raises ViolationError for impossible statuses, unless they are `allowed`.
         """
         random, mark = chance(), self.books.mark()
         declared = len(body) if body and random.random() < 0.8 else None
-        exchange = self.open(method, path, headers or {}, token=token, declared=declared)
+        whole = body if declared is not None and random.random() < 0.5 else None
+        exchange = self.open(
+            method, path, headers or {}, token=token, declared=declared, body=whole
+        )
         sending = asyncio.create_task(exchange.upload_all(body))
         hangs_up = None
         loop = asyncio.get_running_loop()
@@ -146,7 +144,7 @@ class Faces:
             async with asyncio.timeout(_PATIENCE):
                 answer = await exchange.answer()
         except LostAnswerError:
-            if exchange.gone:
+            if exchange.gone_away:
                 self.books.report.vanished += 1
             else:
                 self.books.report.broken += 1
@@ -157,8 +155,6 @@ class Faces:
             sending.cancel()
             if hangs_up is not None:
                 hangs_up.cancel()
-        if exchange.ends_unseen:
-            allowed |= {400}  # half of it could look like all of it
         self.judge(f"{method} {path}", answer.status, answer.code, ledger, allowed)
         uses = method in ("GET", "POST") and not any(part in path for part in _NO_USE)
         if ledger is not None and answer.status in (200, 204) and uses:
@@ -173,10 +169,12 @@ class Faces:
         *,
         token: str | None = None,
         declared: int | None = None,
-    ) -> Exchange:
-        """Begin a request; the caller sends its body and reads its answer."""
+        body: bytes | None = None,
+    ) -> SimulatedExchange:
+        """Begin a request. The caller sends the body unless `body` is given, and reads the answer."""
         named = {"host": "localhost", "authorization": f"Bearer {token or ROOT_TOKEN}", **headers}
-        exchange = Exchange(method, path, named, declared=declared)
+        connection = Connection(0, "192.0.2.1", chance().randrange(1024, 65536), _ignore_cut)
+        exchange = SimulatedExchange(connection, method, path, named, declared=declared, body=body)
         self.begin(exchange)
         return exchange
 
@@ -188,7 +186,7 @@ class Faces:
         ledger: StreamLedger | None = None,
         allowed: frozenset[int] = frozenset(),
     ) -> None:
-        """Raise if nothing explains such an answer."""
+        """Raise ViolationError if nothing explains this answer."""
         name = ledger.name if ledger is not None else "faces"
         if status == 500:
             faults = self.books.report.faults.total() > self._faults
@@ -201,6 +199,10 @@ class Faces:
         gone = code in ("stream_not_found", "stream_deletion_pending", "basin_not_found")
         if gone and ledger is not None and not ledger.may_be_missing(self.books.latest):
             raise ViolationError(f"{name}: {what} is answered with {status} {code}, but it exists")
+
+
+def _ignore_cut(_: int) -> None:
+    """Do nothing: a simulated client learns of the cut from its broken answer."""
 
 
 class FaceClient:
@@ -217,7 +219,7 @@ class FaceClient:
         await self._durable.create(number)
 
     async def check(self, ledger: StreamLedger) -> None:
-        """Read a stream by both faces, with calm storage."""
+        """Read a stream through both faces, with calm storage."""
         await self._s2.check(ledger)
         await self._durable.check(ledger)
 

@@ -1,4 +1,4 @@
-"""What clients were told about one stream, and whether what the store holds agrees with it."""
+"""Ledgers: what clients learned about a stream, to compare with what the store returns."""
 
 from __future__ import annotations
 
@@ -9,61 +9,61 @@ from streamfold.model.records import SequencedRecord, is_command
 
 
 class ViolationError(Exception):
-    """The store broke a promise."""
+    """The store violated a guarantee."""
 
 
 @dataclass
 class ProducerBook:
-    """An idempotent producer of one stream: it repeats an append until it is answered."""
+    """An idempotent producer of one stream, which retries an append until it is answered."""
 
     name: str
     epoch: int = 0
     seq: int = 0
-    #: The body that has no answer yet.
+    #: The body still without an answer.
     pending: bytes | None = None
     busy: bool = False
 
 
 @dataclass
 class StreamLedger:
-    """Acknowledged, refused and unknown records of one stream, from its creation to its deletion."""
+    """Acknowledged, rejected and read records of one stream, from creation to deletion."""
 
     name: str
-    #: Seconds that records are kept; None = for ever.
+    #: Retention in seconds, or None for infinite.
     retention: int | None = None
-    #: Bodies and arrivals (seconds by the wall clock) of acknowledged records, by seq_num.
+    #: Acknowledged records by seq_num: body and arrival in wall-clock seconds.
     acked: dict[int, tuple[bytes, float]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
-    #: The highest tail that anyone was told.
+    #: The highest tail any client was told.
     tail: int = 0
-    #: Everything below an acknowledged trim is gone; what lies below an attempted one may be.
+    #: Records below an acknowledged trim are gone; those below an attempted trim may be.
     trimmed: int = 0
     trim_attempted: int = 0
-    #: What a reader found at each seq_num, and where each body is: it stays so.
+    #: The body read at each seq_num, and the seq_num of each body. Neither may change.
     seen: dict[int, bytes] = field(default_factory=dict)
     places: dict[bytes, int] = field(default_factory=dict)
-    #: Bodies of idempotent producers that were answered: each is stored, once.
+    #: Answered bodies of idempotent producers. Each must be stored exactly once.
     produced: set[bytes] = field(default_factory=set)
     producers: dict[int, ProducerBook] = field(default_factory=dict)
-    #: Tokens that somebody tried to fence the stream with.
+    #: Fencing tokens that any client tried to set.
     fences: set[str] = field(default_factory=lambda: {""})
-    #: Bytes that somebody tried to publish, by position; the last position that was acknowledged.
+    #: Attempted snapshots by position, and the last acknowledged position.
     snapshots: dict[int, set[bytes]] = field(default_factory=dict)
     published: int = -1
-    #: Whether messages are JSON.
+    #: Whether the stream holds JSON messages.
     json: bool = False
-    #: Whether a reader was told that the stream is closed.
+    #: Whether any client was told that the stream is closed.
     closed: bool = False
-    #: Made by the first append that names it, in this life of the server at the earliest.
+    #: Whether the first append creates the stream, which may not have happened yet.
     lazy: bool = False
-    #: Seconds without use after which it ends, and when it was last used by the wall clock.
+    #: TTL in seconds since the last use, and the wall-clock time of that use.
     ttl: int | None = None
     used: float = 0.0
-    #: Ended by a deletion, or of a fate that nobody knows.
+    #: Whether the stream was deleted, or its fate is unknown.
     over: bool = False
 
     def acknowledge(self, start: int, bodies: Sequence[bytes], arrived: float) -> None:
-        """Note an ack; raises if a seq_num was given out twice."""
+        """Record an ack. Raises ViolationError if it contradicts earlier acks or reads."""
         for seq_num, body in enumerate(bodies, start):
             if (former := self.acked.get(seq_num)) is not None:
                 raise ViolationError(
@@ -83,7 +83,7 @@ class StreamLedger:
         self.tail = max(self.tail, start + len(bodies))
 
     def fork(self, name: str, point: int) -> StreamLedger:
-        """The books of a fork that inherits what lies before `point`."""
+        """Return the ledger of a fork that inherits the records before `point`."""
         inherited = {n: record for n, record in self.acked.items() if n < point}
         places = {body: seq_num for seq_num, (body, _) in inherited.items()}
         return StreamLedger(
@@ -98,7 +98,7 @@ class StreamLedger:
         )
 
     def refuse(self, bodies: Sequence[bytes]) -> None:
-        """Note a refusal; raises if a reader saw what was refused."""
+        """Record a rejection. Raises ViolationError if a rejected body is known to be stored."""
         for body in bodies:
             if body in self.places:
                 raise ViolationError(
@@ -107,7 +107,7 @@ class StreamLedger:
         self.refused.update(bodies)
 
     def may_be_missing(self, latest: float) -> bool:
-        """Whether nothing promises that it exists; `latest` as in `check_read`."""
+        """Return whether the stream may legitimately be missing. `latest` is as in `check_read`."""
         if self.over or self.lazy:
             return True
         return self.ttl is not None and latest - self.used >= self.ttl
@@ -118,7 +118,7 @@ class StreamLedger:
         self.tail = max(self.tail, tail)
 
     def check_batch(self, records: Sequence[SequencedRecord]) -> None:
-        """Raise if the records of one batch do not follow each other."""
+        """Raise ViolationError if the seq_nums of one batch are not consecutive."""
         numbers = [int(record.seq_num) for record in records]
         if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise ViolationError(f"{self.name}: a batch has gaps: {numbers}")
@@ -126,9 +126,9 @@ class StreamLedger:
     def check_read(
         self, records: Sequence[SequencedRecord], first: int, tail: int, latest: float
     ) -> None:
-        """Compare what a read from `first` to `tail` returned with what clients were told.
+        """Compare a read from `first` to `tail` with what clients were told.
 
-        `latest` is the latest time that the wall clock has shown.
+        `latest` is the latest time the wall clock has shown.
         """
         for record in records:
             seq_num = int(record.seq_num)
@@ -142,7 +142,7 @@ class StreamLedger:
         self.check_complete(present, first, tail, latest)
 
     def check_complete(self, present: set[int], first: int, end: int, latest: float) -> None:
-        """Raise if an acknowledged record of a range is missing."""
+        """Raise ViolationError if an acknowledged record of the range is missing."""
         for seq_num, (body, arrived) in self.acked.items():
             if not first <= seq_num < end or seq_num in present:
                 continue
@@ -154,7 +154,7 @@ class StreamLedger:
             )
 
     def check_bodies(self, bodies: Sequence[bytes], first: int, end: int, latest: float) -> None:
-        """The same for a read that returns content without seq_nums, from `first` to before `end`."""
+        """Compare bodies read without seq_nums from [`first`, `end`) with what clients were told."""
         present, last = set[int](), -1
         for body in bodies:
             if body in self.refused:
@@ -175,7 +175,7 @@ class StreamLedger:
         self.check_complete(present, first, end, latest)
 
     def check_produced(self) -> None:
-        """Raise if an answered append of a producer is missing, after a read of everything."""
+        """Raise ViolationError if an answered producer append is missing. Call after a full read."""
         if self.trim_attempted or self.retention is not None:
             return
         for body in self.produced:
@@ -183,7 +183,7 @@ class StreamLedger:
                 raise ViolationError(f"{self.name}: {body!r} of a producer is missing")
 
     def see(self, seq_num: int, body: bytes) -> None:
-        """Note what a reader got."""
+        """Record a body that a reader got. Raises ViolationError if it contradicts the ledger."""
         if seq_num in self.acked and self.acked[seq_num][0] != body:
             raise ViolationError(
                 f"{self.name}: record {seq_num} is {body!r}, but {self.acked[seq_num][0]!r} was "

@@ -1,25 +1,35 @@
-"""An event loop in simulated time, on which whole processes can be killed between two steps.
+"""An event loop in simulated time that can kill whole processes between two steps.
 
-A step is one callback that the loop runs: a task from one `await` to the next, a timer, work that a
-server would give to a thread. Ready callbacks run in the order in which asyncio runs them; the seed
-decides how long storage, clients and threads take, and so who meets whom at an `await`.
+A step is one callback: a task from one `await` to the next, a timer, or work that a server would
+offload to a thread. Ready callbacks run in asyncio's own order. The seed decides how long storage,
+clients and threads take, and thereby how tasks interleave.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import gc
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop
 from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
+from unittest.mock import patch
+
+from streamfold import backoff
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-#: Simulated seconds that work in a thread takes at most.
+#: Maximum simulated seconds of work in a thread.
 _THREAD_SECONDS = 0.002
 
 _chance: ContextVar[Random] = ContextVar("chance")
@@ -27,23 +37,23 @@ _process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=No
 
 
 def chance() -> Random:
-    """The dice of the running operation, or of the background work of its process."""
+    """Return the dice of the running operation, or of its process for background work."""
     return _chance.get()
 
 
 def roll_with(seed: int) -> Random:
-    """Give the running task dice of its own."""
+    """Give the running task its own dice, seeded with `seed`, and return them."""
     random = Random(seed)  # noqa: S311 - repeatable, not secret
     _chance.set(random)
     return random
 
 
 class SimulationStuckError(Exception):
-    """Every task waits for another one: nothing can ever happen again."""
+    """The loop is deadlocked: all tasks wait and no timer is set."""
 
 
 class SimulatedProcess:
-    """Runs tasks that can be killed together: after `kill` none of them takes another step."""
+    """A group of tasks to kill together. After `kill`, none of them takes another step."""
 
     def __init__(self, seed: int) -> None:
         self.dead = False
@@ -54,19 +64,19 @@ class SimulatedProcess:
     def start(
         self, work: Coroutine[Any, Any, Result], dice: Random | None = None
     ) -> asyncio.Task[Result]:
-        """A task of this process; with the caller's `dice`, if it works for one."""
+        """Start a task in this process, with `dice` if it works on behalf of a caller."""
         context = self._context.copy()
         if dice is not None:
             context.run(_chance.set, dice)
         return asyncio.get_running_loop().create_task(work, context=context)
 
     def kill(self) -> None:
-        """Stop everything between two steps, without any clean-up."""
+        """Stop all tasks between two steps, without cleanup."""
         self.dead = True
 
 
 class _Task(asyncio.Task[Any]):
-    """A task whose hash does not depend on its address: sets of tasks have one order."""
+    """A task whose hash is independent of its address, which makes sets of tasks ordered alike."""
 
     def __init__(self, coro: Any, *, loop: SimulationLoop, **options: Any) -> None:
         self._number = next(loop.numbers)
@@ -77,7 +87,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Future(asyncio.Future[Any]):
-    """A future whose hash does not depend on its address."""
+    """A future whose hash is independent of its address."""
 
     def __init__(self, loop: SimulationLoop) -> None:
         self._number = next(loop.numbers)
@@ -88,31 +98,31 @@ class _Future(asyncio.Future[Any]):
 
 
 class SimulationLoop(asyncio.BaseEventLoop):
-    """Runs callbacks in order and jumps to the next timer when there are none left.
+    """Runs callbacks in order and jumps to the next timer when none is ready.
 
-    Work for threads runs on the loop, a random moment later: a run depends on its dice alone.
+    Offloaded work runs on the loop after a random delay, so that a run depends only on its dice.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._seconds = 0.0
-        #: Callbacks that were run.
+        #: Callbacks run so far.
         self.steps = 0
         self.numbers = count()
-        #: Errors of callbacks that no task could raise.
+        #: Errors of callbacks that belong to no task.
         self.errors: list[str] = []
-        #: Callbacks of dead processes. Freeing one would run the `finally` of its task.
+        #: Callbacks of dead processes, kept because freeing one would run its task's `finally`.
         self._dropped: list[asyncio.Handle] = []
         self.set_task_factory(_make_task)
         self.set_exception_handler(lambda _, details: self._note_error(details))
 
     def bury(self) -> None:
-        """Close the loop, and forget what dead processes have left."""
+        """Close the loop and free the callbacks of dead processes."""
         self.close()
         self._dropped.clear()
 
     def time(self) -> float:
-        """Simulated seconds since the loop was made."""
+        """Return simulated seconds since the loop was created."""
         return self._seconds
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -124,7 +134,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
             self.errors.append(f"{message}: {details.get('exception')!r}")
 
     def _run_once(self) -> None:
-        # asyncio's own, without a selector: nothing outside can wake this loop.
+        # Copied from asyncio, minus the selector, since nothing outside can wake this loop.
         ready: Any = self._ready  # type: ignore[attr-defined]
         scheduled: Any = self._scheduled  # type: ignore[attr-defined]
         if not ready:
@@ -149,10 +159,10 @@ class SimulationLoop(asyncio.BaseEventLoop):
             handle._run()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing to do: cancelled timers are dropped when their time comes."""
+        """Do nothing: `_run_once` drops cancelled timers when they come due."""
 
     def _write_to_self(self) -> None:
-        """Nothing to wake: no other thread calls this loop."""
+        """Do nothing: no other thread calls this loop."""
 
     def run_in_executor(
         self,
@@ -160,7 +170,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         func: Callable[[*Arguments], Result],
         *args: *Arguments,
     ) -> asyncio.Future[Result]:
-        """Run `func` on the loop, a little later."""
+        """Run `func` on the loop after a short random delay."""
         done: asyncio.Future[Result] = self.create_future()
 
         def run() -> None:
@@ -180,3 +190,45 @@ def _make_task(
 ) -> asyncio.Task[Any]:
     assert isinstance(loop, SimulationLoop)
     return _Task(coro, loop=loop, context=context)
+
+
+@contextmanager
+def seeded(seed: int, now: Callable[[], int]) -> Iterator[None]:
+    """Seed `random` and `os.urandom`, and drive `time.time_ns` by `now` (in ms).
+
+    Garbage collection is off inside the block, because freeing an abandoned task runs its `finally`.
+    """
+    dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    state = random.getstate()
+    pauses: Any = backoff._RNG
+    collecting = gc.isenabled()
+    gc.disable()
+    random.seed(seed)
+    pauses.seed(seed)
+    try:
+        with (
+            patch.object(os, "urandom", dice.randbytes),
+            patch.object(random, "_urandom", dice.randbytes),
+            patch.object(time, "time_ns", lambda: now() * 1_000_000),
+        ):
+            yield
+    finally:
+        random.setstate(state)
+        pauses.seed()
+        with quiet():
+            gc.collect(1)  # all garbage of this run is young, since nothing was collected meanwhile
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the warnings that Python prints when it frees the tasks of killed processes."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook

@@ -1,7 +1,7 @@
-"""A random program as data: what clients do, how storage behaves, how each life of a server ends.
+"""A random program as data: client calls, storage behaviour and the end of each server life.
 
-Every operation has a number and dice of its own, so that a program stays the same program when
-operations are left out: that is what shrinking does.
+Every operation has its own number and seed, so that shrinking can drop operations without changing the
+others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-#: What clients do through the store's own interface, with weights.
+#: Client calls on the store's own interface, with weights.
 STORE_KINDS: Mapping[str, int] = {
     "append": 10,
     "look for nothing": 6,
@@ -25,7 +25,7 @@ STORE_KINDS: Mapping[str, int] = {
     "produce": 5,
     "wait": 1,
 }
-#: What they do through the faces, beside that.
+#: Client calls through the faces, with weights.
 FACE_KINDS: Mapping[str, int] = {
     "s2 append": 10,
     "s2 session": 6,
@@ -57,13 +57,13 @@ FACE_KINDS: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One call of a client."""
+class PlannedCall:
+    """One client call."""
 
     number: int
     kind: str
     seed: int
-    #: Simulated seconds that the client waits before it.
+    #: Simulated seconds the client waits before the call.
     pause: float
 
 
@@ -72,26 +72,26 @@ class LifePlan:
     """One life of the server, from its opening to its stop, crash or replacement."""
 
     seed: int
-    #: Probability that a call to storage fails, and the seconds that an answer takes at most.
+    #: Probability that a storage call fails, and the maximum seconds of an answer.
     failures: float
     slowest: float
     idle_streams: int
     upkeep_interval: float
     recent_bytes: int
     chunk_file_bytes: int
-    #: Seconds of a drain.
+    #: Drain timeout in seconds.
     drain: float
-    clients: tuple[tuple[Operation, ...], ...]
-    #: "stop", "crash", or "replace": another server takes over while this one runs.
+    clients: tuple[tuple[PlannedCall, ...], ...]
+    #: "stop", "crash" or "replace". Replacing starts another server while this one runs.
     ending: str
-    #: Seconds after which it ends although clients are busy; None = when they are done.
+    #: Seconds after which the life ends even if clients are busy. None waits for the clients.
     lasts: float | None
-    #: Seconds by which the clock jumps while it is down.
+    #: Seconds by which the clock jumps while the server is down.
     jump: float
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     """The program of one seed."""
 
     seed: int
@@ -100,11 +100,11 @@ class Plan:
     lives: tuple[LifePlan, ...]
 
     @property
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[PlannedCall]:
         return [call for life in self.lives for client in life.clients for call in client]
 
     def describe(self) -> list[str]:
-        """Each operation with its place, for people."""
+        """Describe each operation with its life and client."""
         return [
             f"{call.number} {call.kind} (life {life_number}, client {client_number})"
             for life_number, life in enumerate(self.lives, 1)
@@ -112,8 +112,8 @@ class Plan:
             for call in client
         ]
 
-    def keep(self, numbers: Collection[int]) -> Plan:
-        """The same program with only the operations that have these numbers."""
+    def keep(self, numbers: Collection[int]) -> SimulationPlan:
+        """Return the program reduced to the operations with these numbers."""
         lives = [
             replace(
                 life,
@@ -127,19 +127,19 @@ class Plan:
         return replace(self, lives=tuple(lives))
 
 
-def draw_plan(seed: int, *, faces: bool = True) -> Plan:
-    """The program of a seed; without `faces`, clients call the store itself."""
+def draw_plan(seed: int, *, faces: bool = True) -> SimulationPlan:
+    """Return the program of a seed. Without `faces`, clients call only the store itself."""
     random = Random(seed)  # noqa: S311 - repeatable, not secret
     kinds: dict[str, int] = dict(STORE_KINDS)
     if faces:
-        # A quarter of the programs mixes both; the others leave the store's interface to itself.
+        # A quarter of the programs mix both; the others use only the faces.
         kinds = dict(FACE_KINDS) if random.random() < 0.75 else kinds | dict(FACE_KINDS)
     numbers = iter(range(1_000_000))
     lives = []
     for first in [True] + [False] * random.randrange(4):
         clients = tuple(
             tuple(
-                Operation(
+                PlannedCall(
                     next(numbers),
                     _pick(random, kinds),
                     random.getrandbits(32),
@@ -165,7 +165,7 @@ def draw_plan(seed: int, *, faces: bool = True) -> Plan:
                 jump=random.choice((0.0, 0.0, 0.0, 90.0, -90.0)),
             )
         )
-    return Plan(seed, faces, random.randint(1, 6), tuple(lives))
+    return SimulationPlan(seed, faces, random.randint(1, 6), tuple(lives))
 
 
 def _pick(random: Random, kinds: Mapping[str, int]) -> str:
@@ -173,7 +173,7 @@ def _pick(random: Random, kinds: Mapping[str, int]) -> str:
 
 
 def parse_numbers(text: str) -> set[int]:
-    """Numbers of operations, written as in 3,17,40-44; "none" for no operation at all."""
+    """Parse operation numbers such as "3,17,40-44". "none" means no operation."""
     if text == "none":
         return set()
     numbers = set[int]()
@@ -184,7 +184,7 @@ def parse_numbers(text: str) -> set[int]:
 
 
 def format_numbers(numbers: Sequence[int]) -> str:
-    """The same the other way round."""
+    """Format operation numbers for `parse_numbers`."""
     parts = list[str]()
     for number in sorted(numbers):
         first, _, last = parts[-1].partition("-") if parts else ("", "", "")

@@ -1,59 +1,132 @@
-"""Runs one program: clients, stops, crashes and failing storage, then an account of everything.
+"""Runs one program: clients, stops, crashes and failing storage, then a check of every stream.
 
-Clients run at the same time on few streams and wait for simulated storage, so that every await of the
-store is a place where another client may come in between. A run depends on its seed alone; its trace
-lists every call with its outcome. Stores and faces live in processes that are stopped in order, killed
-between two steps, or replaced by another one while they run, idle or in the middle of requests.
+Clients run concurrently on few streams and wait for simulated storage, so that another client may run
+at every await of the store. A run depends only on its seed, and its trace lists every call with its
+outcome. Stores and faces live in processes that stop gracefully, are killed between two steps, or are
+replaced by another one while they run, whether idle or in the middle of requests.
 
-What these runs cannot see:
+Limitations:
 
-- Real threads. Work for a thread runs as one step of the loop, a moment later: nothing else runs
-  meanwhile, so races within such work stay unseen.
-- Orders that asyncio never has. Callbacks that are ready run first in, first out.
-- Code below the doubles: SlateDB and its log, files, sockets, granian, TLS. The adversary and the crash
-  tests drive those.
+- Real threads. Offloaded work runs as one step of the loop after a short delay. Nothing else runs
+  meanwhile, so races within offloaded work go undetected.
+- Schedules that asyncio never produces. Ready callbacks run first in, first out.
+- Code below the test doubles: SlateDB and its log, files, sockets, the native door, TLS. The adversary
+  and the crash tests cover these.
 - Two servers at once for longer than a take-over, and more than one client process per server.
-- Damage. Blobs may be torn if their write was never acknowledged; stored rows never change.
-- Subscriptions, the console, encryption, and bodies beyond some hundred bytes.
+- Corruption. Blobs may be torn if their write was never acknowledged; stored rows never change.
+- Subscriptions, the console, encryption, and bodies beyond a few hundred bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Protocol
 
-from streamfold.errors import StorageError, StreamfoldError
+from streamfold.errors import NotFoundError, StorageError, StreamfoldError
 from streamfold.model.configs import BasinConfig
 from streamfold.store import StoreSettings, StreamStore
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.store import open_store
-from streamfold.testing.simulation.blobs import SimulatedBlobs
 from streamfold.testing.simulation.books import BASIN, Books, SimulationReport
-from streamfold.testing.simulation.clients import Clients, FaceOpener
-from streamfold.testing.simulation.entropy import quiet, seeded
 from streamfold.testing.simulation.ledger import StreamLedger, ViolationError
 from streamfold.testing.simulation.loop import (
     SimulatedProcess,
     SimulationLoop,
     SimulationStuckError,
     chance,
+    quiet,
     roll_with,
+    seeded,
 )
-from streamfold.testing.simulation.plan import LifePlan, Plan, draw_plan
-from streamfold.testing.simulation.storage import SimulatedEngine, SimulatedStorage, Weather
+from streamfold.testing.simulation.plan import LifePlan, PlannedCall, SimulationPlan, draw_plan
+from streamfold.testing.simulation.storage import (
+    SimulatedBlobs,
+    SimulatedEngine,
+    SimulatedStorage,
+    Weather,
+)
+from streamfold.testing.simulation.store_calls import StoreCalls
 
-#: Steps that a report of a violation shows.
+
+class FaceCalls(Protocol):
+    """Calls of one client through the faces."""
+
+    by_kind: dict[str, Callable[[int], Awaitable[None]]]
+
+    async def create_stream(self, number: int) -> None: ...
+
+    async def check(self, ledger: StreamLedger) -> None: ...
+
+
+class FaceOpener(Protocol):
+    """The faces of a running server."""
+
+    def calls(self, client: int) -> FaceCalls: ...
+
+
+class Clients:
+    """All clients of one server life."""
+
+    def __init__(self, books: Books, store: StreamStore, faces: FaceOpener | None) -> None:
+        self._books = books
+        self._store = store
+        self._faces = faces
+
+    async def create_stream(self, number: int) -> None:
+        """Create one of the initial streams."""
+        if self._faces is not None and chance().random() < 0.5:
+            await self._faces.calls(0).create_stream(number)
+        else:
+            await StoreCalls(self._books, self._store, 0).new_stream()
+
+    async def run(self, client: int, operations: Sequence[PlannedCall]) -> None:
+        """Make one client's calls in order."""
+        calls = dict(StoreCalls(self._books, self._store, client).by_kind)
+        if self._faces is not None:
+            calls |= self._faces.calls(client).by_kind
+        for operation in operations:
+            roll_with(operation.seed)
+            await asyncio.sleep(operation.pause)
+            if self._books.closing:
+                return
+            self._books.report.calls += 1
+            await calls[operation.kind](operation.number)
+
+    async def check_all(self) -> None:
+        """Read every stream to its end and compare it with what clients were told."""
+        store_calls = StoreCalls(self._books, self._store, 0)
+        books = self._books
+        for ledger in books.streams.values():
+            ledger.lazy = ledger.lazy and not ledger.tail
+        for ledger in [ledger for ledger in books.streams.values() if books.exists(ledger)]:
+            if not books.exists(ledger):
+                continue
+            try:
+                await store_calls.check(ledger)
+            except StreamfoldError as error:  # storage is calm now
+                if isinstance(error, NotFoundError) and not books.exists(ledger):
+                    continue  # its TTL has passed meanwhile
+                raise ViolationError(f"{ledger.name}: cannot be read: {error}") from error
+            if self._faces is not None:
+                await self._faces.calls(0).check(ledger)
+
+
+#: Trace lines shown in a violation report.
 _STEPS_TOLD = 60
-#: Simulated seconds after which a client that waits for an answer waits for ever.
+#: Simulated seconds after which a client without an answer counts as stuck.
 _PATIENCE = 600.0
-#: The number under which the first stream is created; operations of clients have smaller ones.
+#: Operation number that creates the first stream. Client operations have smaller numbers.
 _FIRST_STREAM = 1_000_000
 
 
-def simulate(seed: int, *, faces: bool = True, plan: Plan | None = None) -> SimulationReport:
-    """Run the program of `seed`, or `plan`; ViolationError with the last steps if a promise broke."""
+def simulate(
+    seed: int, *, faces: bool = True, plan: SimulationPlan | None = None
+) -> SimulationReport:
+    """Run `plan`, or the program of `seed`. Raises ViolationError with the last trace lines."""
     books = Books(SimulationReport(seed))
     with quiet(), seeded(seed, books.now):
         violation = _run(plan or draw_plan(seed, faces=faces), books)
@@ -63,8 +136,8 @@ def simulate(seed: int, *, faces: bool = True, plan: Plan | None = None) -> Simu
     return books.report
 
 
-def _run(plan: Plan, books: Books) -> str | None:
-    """Run a program to its end; returns which promise broke, if one did."""
+def _run(plan: SimulationPlan, books: Books) -> str | None:
+    """Run a program to its end. Return its violation, or None."""
     loop = SimulationLoop()
     books.loop = loop
     try:
@@ -83,7 +156,7 @@ def _memory() -> Location:
 
 
 class _Server:
-    """One life of a store and its faces: from the opening to a stop or a crash."""
+    """One life of a store and its faces, from opening to a stop or crash."""
 
     def __init__(self, program: _Program, plan: LifePlan) -> None:
         self._program = program
@@ -133,7 +206,7 @@ class _Server:
             self._ready.set_result(store)
             await self._stop.wait()
             return
-        # Imported here: an older version may have a store that fits, and other faces.
+        # Imported late, so that --store-only also works with an older version whose faces do not fit.
         from streamfold.testing.simulation.faces import Faces
 
         async with Faces(store, self.process, self._program.books, self._plan.drain) as faces:
@@ -142,7 +215,7 @@ class _Server:
             await self._stop.wait()
 
     async def stop(self) -> None:
-        """End the server in order."""
+        """Stop the server gracefully."""
         self._stop.set()
         await asyncio.wait([self.task], timeout=_PATIENCE)
         if not self.task.done():
@@ -151,12 +224,12 @@ class _Server:
             raise _unexpected("the server", error)
 
     def crash(self) -> None:
-        """End the process between two steps; what storage has stays."""
+        """Kill the process between two steps. Storage keeps its contents."""
         self.process.kill()
 
 
 class _Program:
-    def __init__(self, plan: Plan, books: Books) -> None:
+    def __init__(self, plan: SimulationPlan, books: Books) -> None:
         self.plan = plan
         self.books = books
         self.storage = SimulatedStorage()
@@ -176,7 +249,7 @@ class _Program:
         clients = Clients(self.books, store, server.faces)
         for number in range(self.plan.streams):
             await clients.create_stream(_FIRST_STREAM + number)
-        # Made by appends of several clients at once.
+        # Created by concurrent appends of several clients.
         self.books.open_ledger(StreamLedger(self.books.new_name(), lazy=True))
         await self._end(server, "stop", [])
 
@@ -206,7 +279,7 @@ class _Program:
         await self._account(plan)
 
     async def _account(self, plan: LifePlan) -> None:
-        """Open the store with calm storage, and compare everything with what clients were told."""
+        """Open the store with calm storage and compare all streams with what clients were told."""
         server = await self._open(plan, calm=True)
         clients = Clients(self.books, await server.store(), server.faces)
         check = server.process.start(clients.check_all())
@@ -232,7 +305,7 @@ class _Program:
                 return server
 
     async def _wait_for(self, tasks: list[asyncio.Task[None]], seconds: float | None) -> None:
-        """Let clients work for so long; raises what they raise."""
+        """Let clients work for `seconds`, or until done if None. Raises the clients' errors."""
         alive = [task for task in tasks if not task.done()]
         if alive:
             await asyncio.wait(
@@ -266,7 +339,7 @@ class _Program:
 
 
 def _unexpected(who: str, error: BaseException) -> BaseException:
-    """The error as a violation, unless it is one or only stops the run."""
+    """Return `error` as a violation. Violations, also in a group, are returned unchanged."""
     if isinstance(error, ViolationError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -275,3 +348,45 @@ def _unexpected(who: str, error: BaseException) -> BaseException:
                 return violation
     lines = traceback.format_exception(error)
     return ViolationError(f"{who} failed unexpectedly: {error!r}\n{''.join(lines[-6:])}")
+
+
+#: Maximum runs per shrinking.
+_ATTEMPTS = 400
+
+
+def shrink(plan: SimulationPlan, attempts: int = _ATTEMPTS) -> tuple[SimulationPlan, str]:
+    """Return the smallest violating program found, and its violation.
+
+    Raises ValueError if `plan` itself violates nothing.
+    """
+    story = _violation(plan)
+    if story is None:
+        raise ValueError(f"seed {plan.seed} violates nothing")
+    size = max(1, len(plan.operations) // 2)
+    while attempts > 0:
+        smaller = None
+        numbers = [operation.number for operation in plan.operations]
+        for start in range(0, len(numbers), size):
+            attempts -= 1
+            candidate = plan.keep({*numbers[:start], *numbers[start + size :]})
+            if (told := _violation(candidate)) is not None:
+                smaller, story = candidate, told
+                break
+            if attempts <= 0:
+                break
+        if smaller is not None:
+            plan = smaller
+            size = min(size, max(1, len(plan.operations) // 2))
+        elif size == 1:
+            break
+        else:
+            size //= 2
+    return plan, story
+
+
+def _violation(plan: SimulationPlan) -> str | None:
+    try:
+        simulate(plan.seed, plan=plan)
+    except ViolationError as violation:
+        return str(violation)
+    return None

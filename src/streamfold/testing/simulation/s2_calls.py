@@ -1,4 +1,4 @@
-"""What clients do through S2: unary appends and sessions, reads, followers, trims, fences, tokens."""
+"""Client calls through S2: unary appends, sessions, reads, followers, trims, fences and tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from urllib.parse import quote
 import msgspec
 
 from streamfold.model.records import Header, SequencedRecord
-from streamfold.records.protobuf import delimited, fields, varint
+from streamfold.records.protobuf import delimited, varint
+from streamfold.testing.adversary.client import Answer
+from streamfold.testing.adversary.reading import ack_start
 from streamfold.testing.simulation.books import BASIN, RETENTION
-from streamfold.testing.simulation.exchange import Exchange, LostAnswerError, SimulatedAnswer
+from streamfold.testing.simulation.exchange import (
+    LostAnswerError,
+    SimulatedExchange,
+)
 from streamfold.testing.simulation.ledger import StreamLedger, ViolationError
 from streamfold.testing.simulation.loop import chance
 from streamfold.wire.s2.errors import CODES, OWN_CODES
@@ -30,17 +35,17 @@ _SCOPE = {
     "streams": {"prefix": ""},
     "ops": ["append", "read", "check-tail"],
 }
-#: Codes that promise that nothing happened.
-_CLEAN = {code for code, known in (CODES | OWN_CODES).items() if known.clean}
+#: Codes that guarantee the request had no effect.
+_CLEAN = {code for code, rule in (CODES | OWN_CODES).items() if rule.clean}
 
 
-def is_clean(answer: SimulatedAnswer) -> bool:
-    """Whether a refusal promises that nothing happened."""
+def is_clean(answer: Answer) -> bool:
+    """Return whether a rejection guarantees that the request had no effect."""
     return answer.status == 412 or answer.code in _CLEAN
 
 
 class S2Calls:
-    """Requests of one client through S2; each call takes the number of its operation."""
+    """S2 requests of one client. Each call takes its operation's number."""
 
     def __init__(self, faces: Faces, client: int) -> None:
         self._faces = faces
@@ -81,8 +86,8 @@ class S2Calls:
         content: Mapping[str, Any],
         *,
         token: str | None = None,
-    ) -> SimulatedAnswer | None:
-        """Append, and note the outcome; None if the answer is lost."""
+    ) -> Answer | None:
+        """Append and record the outcome. Return the answer, or None if it was lost."""
         books = self._books
         mark, closed = books.mark(), ledger.closed
         call = f"s2 append {ledger.name} {list(bodies)} {dict(content) or ''}"
@@ -136,7 +141,7 @@ class S2Calls:
             raise ViolationError(f"{ledger.name}: {call} was taken although it was closed")
 
     async def _append_session(self, number: int) -> None:
-        """Send several batches on one connection, without waiting for their acks."""
+        """Send several batches in one append session without waiting for acks."""
         books, random = self._books, chance()
         if (ledger := books.pick()) is None:
             return
@@ -171,12 +176,12 @@ class S2Calls:
 
     async def _take_acks(
         self,
-        exchange: Exchange,
+        exchange: SimulatedExchange,
         ledger: StreamLedger,
         waiting: list[list[bytes]],
         mark: tuple[int, float],
     ) -> str:
-        """Note acks as they come; returns how the session ended."""
+        """Record acks as they arrive. Return how the session ended."""
         if await exchange.head() != 200:
             answer = await exchange.answer()
             self._faces.judge("a session", answer.status, answer.code, ledger)
@@ -187,11 +192,11 @@ class S2Calls:
             while (frame := decoder.next_frame()) is not None:
                 if frame.terminal:
                     status, body = frame.failure()
-                    answer = SimulatedAnswer(status, {}, body)
+                    answer = Answer(status, {}, body)
                     self._faces.judge("a session", status, answer.code, ledger)
                     return "refused" if is_clean(answer) else "unknown"
                 batch = waiting.pop(0)
-                start = _ack_start(frame.body)
+                start = ack_start(frame.body)
                 self._books.note(f"  ack {ledger.name} {batch} -> {start}")
                 self._books.acknowledge(ledger, start, batch, mark)
         return "done"
@@ -243,7 +248,7 @@ class S2Calls:
             ledger.check_tail(answer.json()["tail"]["seq_num"], before)
 
     async def _follow(self, number: int) -> None:
-        """Follow by server-sent events for a moment, then vanish."""
+        """Follow through server-sent events briefly, then vanish."""
         books, random = self._books, chance()
         if (ledger := books.pick()) is None:
             return
@@ -268,10 +273,10 @@ class S2Calls:
         books.note(f"s2 follow {ledger.name} from {first} -> {numbers}, {ending}")
 
     def _take_event(self, ledger: StreamLedger, event: bytes, numbers: list[int]) -> None:
-        """Compare the records of one event; each follows the one before."""
+        """Check that one event's records are consecutive and match what clients were told."""
         _, _, data = event.partition(b"\ndata: ")
         if event.startswith(b"event: error"):
-            answer = SimulatedAnswer(0, {}, data)
+            answer = Answer(0, {}, data)
             status = 500 if answer.code in ("other", "storage") else 0
             self._faces.judge("a follower", status, answer.code, ledger)
         if not event.startswith(b"event: batch"):
@@ -296,7 +301,7 @@ class S2Calls:
         return seq_num < ledger.trim_attempted or ledger.retention is not None
 
     async def _list(self, number: int) -> None:
-        """List streams: everything that exists is in it."""
+        """List streams, and check that every existing stream is listed."""
         books = self._books
         names = {name for name, ledger in books.streams.items() if books.exists(ledger)}
         try:
@@ -322,18 +327,16 @@ class S2Calls:
             return
         books.note(f"s2 delete {ledger.name} -> {answer}")
         if answer.status == 202:
-            again = chance().random() < 0.5 and not ledger.json  # S2 creates octets
+            again = chance().random() < 0.5 and not ledger.json  # S2 creates octet streams
             await self._create(ledger.name if again else books.new_name())
 
     async def _create(self, name: str) -> None:
         books = self._books
         retention = RETENTION if chance().random() < 0.5 else None
         policy: dict[str, object] = {"infinite": {}} if retention is None else {"age": retention}
-        wanted = {"stream": name, "config": {"retention_policy": policy}}
+        spec = {"stream": name, "config": {"retention_policy": policy}}
         try:
-            answer = await self._faces.ask(
-                "POST", "/v1/streams", _JSON, msgspec.json.encode(wanted)
-            )
+            answer = await self._faces.ask("POST", "/v1/streams", _JSON, msgspec.json.encode(spec))
         except LostAnswerError:
             return
         books.note(f"s2 create {name} -> {answer}")
@@ -341,7 +344,7 @@ class S2Calls:
             books.open_ledger(StreamLedger(name, retention))
 
     async def _command(self, ledger: StreamLedger, name: str, body: bytes) -> int | None:
-        """Append a command record; returns the tail after it, if that was acknowledged."""
+        """Append a command record. Return the tail after it, or None if not acknowledged."""
         books = self._books
         record = {
             "headers": [["", b64encode(name.encode()).decode()]],
@@ -389,19 +392,19 @@ class S2Calls:
             raise ViolationError(f"{name}: exists although nobody created it")
 
     async def _use_token(self, number: int) -> None:
-        """Append with a token that is revoked, or expires, in between."""
+        """Append with an access token that is revoked or expires in between."""
         books, random = self._books, chance()
         expires = books.now() + 2000 if random.random() < 0.5 else None
-        wanted: dict[str, Any] = {"id": f"token-{number}", "scope": _SCOPE}
+        spec: dict[str, Any] = {"id": f"token-{number}", "scope": _SCOPE}
         if expires is not None:
-            wanted["expires_at"] = datetime.fromtimestamp(expires / 1000, UTC).isoformat()
+            spec["expires_at"] = datetime.fromtimestamp(expires / 1000, UTC).isoformat()
         try:
             answer = await self._faces.ask(
                 "POST",
                 "/v1/access-tokens",
                 _JSON,
-                msgspec.json.encode(wanted),
-                allowed=frozenset((422,)),  # it may be over before it is issued
+                msgspec.json.encode(spec),
+                allowed=frozenset((422,)),  # it may expire before it is issued
             )
             books.note(f"issue token-{number} until {expires} -> {answer.status}")
             if answer.status != 201:
@@ -423,14 +426,14 @@ class S2Calls:
         if ended and answer_after is not None and answer_after.status == 200:
             raise ViolationError(f"token-{number}: was accepted after its end")
 
-    async def _append_with(self, token: str, number: int, index: int) -> SimulatedAnswer | None:
+    async def _append_with(self, token: str, number: int, index: int) -> Answer | None:
         if (ledger := self._books.pick()) is None:
             return None
         bodies = self._books.bodies(number, ledger, index + 1)[index:]
         return await self._send_append(ledger, bodies, {}, token=token)
 
     async def check(self, ledger: StreamLedger) -> None:
-        """Read a stream to its end, and compare it with what clients were told."""
+        """Read a stream to its end and compare it with what clients were told."""
         books, first = self._books, 0
         records: list[SequencedRecord] = []
         while True:
@@ -443,8 +446,8 @@ class S2Calls:
         ledger.check_read(records, 0, ledger.tail, books.latest)
 
 
-async def _send_frames(exchange: Exchange, batches: Sequence[Sequence[bytes]]) -> None:
-    """Send batches as frames, cut anywhere, with pauses."""
+async def _send_frames(exchange: SimulatedExchange, batches: Sequence[Sequence[bytes]]) -> None:
+    """Send batches as frames, split at random points, with pauses."""
     random = chance()
     for batch in batches:
         if random.random() < 0.5:
@@ -459,21 +462,13 @@ async def _send_frames(exchange: Exchange, batches: Sequence[Sequence[bytes]]) -
 
 
 def _encode_batch(bodies: Sequence[bytes]) -> bytes:
-    """An AppendInput of S2's protobuf."""
+    """Encode bodies as an S2 AppendInput protobuf."""
     records = [delimited(b"\x1a", body) for body in bodies]
     return b"".join(b"\x0a" + varint(len(record)) + record for record in records)
 
 
-def _ack_start(message: bytes) -> int:
-    """The first seq_num of an AppendAck."""
-    for tag, start, end in fields(message, 0, len(message)):
-        if tag == 0x0A:
-            return next((value for tag, value, _ in fields(message, start, end) if tag == 8), 0)
-    raise ValueError("an ack without a start")
-
-
 def _records(batch: Mapping[str, Any]) -> list[SequencedRecord]:
-    """The records of a batch in the format raw."""
+    """Return the records of a JSON batch in the raw format."""
     return [
         SequencedRecord(
             item["seq_num"],

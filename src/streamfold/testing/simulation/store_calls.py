@@ -1,4 +1,4 @@
-"""What clients do through the interface of the store itself."""
+"""Client calls on the store's own interface."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from streamfold.model.records import Record, SequencedRecord, trim_record
 from streamfold.model.resources import Claim, Producer
 from streamfold.records.batch import RecordBatch
 from streamfold.store import ReadRequest, StreamStore, from_seq_num
-from streamfold.store.catalog.creation import ForkSpec, StreamSpec, prepared
+from streamfold.store.catalog.creation import ForkSpec, NewStream, prepared
 from streamfold.store.catalog.snapshots import Publication
+from streamfold.store.log.admission import AppendRequest
 from streamfold.testing.simulation.books import BASIN, RETENTION, Books
 from streamfold.testing.simulation.ledger import ProducerBook, StreamLedger, ViolationError
 from streamfold.testing.simulation.loop import chance
@@ -23,7 +24,7 @@ StoreCall = Callable[[int], Awaitable[None]]
 
 
 class StoreCalls:
-    """Calls of one client; each takes the number of its operation."""
+    """Store calls of one client. Each takes its operation's number."""
 
     def __init__(self, books: Books, store: StreamStore, client: int) -> None:
         self._books = books
@@ -45,7 +46,7 @@ class StoreCalls:
         }
 
     async def new_stream(self, name: str | None = None) -> None:
-        """Create a stream, under a name that was used before if one is given."""
+        """Create a stream, reusing an earlier `name` if given."""
         books = self._books
         name = name or books.new_name()
         retention = RETENTION if chance().random() < 0.5 else None
@@ -82,7 +83,7 @@ class StoreCalls:
         books.acknowledge(ledger, start, bodies, mark)
 
     async def _produce(self, number: int) -> None:
-        """Append by an idempotent producer, which repeats itself until it is answered."""
+        """Append as an idempotent producer, retrying up to five times until answered."""
         books = self._books
         if (ledger := books.pick(json=False)) is None:
             return
@@ -92,10 +93,10 @@ class StoreCalls:
         body = book.pending = book.pending or books.bodies(number, ledger, 1)[0]
         claim = Claim(None, Producer(book.name, 0, book.seq), None, False)
         for _ in range(5):
-            content = prepared([RecordBatch.of([Record(body)])])
             call = f"produce {ledger.name} {body!r} by {book.name} as {book.seq}"
             try:
-                appended = await self._store.durable.append(BASIN, ledger.name, claim, content)
+                append = AppendRequest((RecordBatch.of([Record(body)]),), claim=claim)
+                appended = await self._store.stream(BASIN, ledger.name).submit(append).appended()
             except StreamfoldError as error:
                 books.fail(call, ledger, error)
                 if error.definite:
@@ -108,7 +109,7 @@ class StoreCalls:
             return
 
     async def _follow(self, number: int) -> None:
-        """Follow a stream for a moment: every record follows the one before, as readers see it."""
+        """Follow a stream briefly, and check that its records are consecutive and as acknowledged."""
         books, random = self._books, chance()
         if (ledger := books.pick()) is None:
             return
@@ -138,7 +139,7 @@ class StoreCalls:
             ledger.check_read(records, numbers[0], numbers[-1] + 1, books.latest)
 
     async def _delete_basin(self, number: int) -> None:
-        """Delete a basin beside appends to its streams: none is acknowledged that begins later."""
+        """Delete a basin with streams, and check that it then acknowledges no append."""
         books, store = self._books, self._store
         basin = f"basin-{number:05d}"
         try:
@@ -233,7 +234,7 @@ class StoreCalls:
             point, "a/b", pieces(), digest, None, False, None, trim=True, size=len(state)
         )
         try:
-            await self._store.durable.publish(BASIN, ledger.name, new)
+            await self._store.stream(BASIN, ledger.name).snapshots.publish(new)
         except StreamfoldError as error:
             books.fail(f"publish {ledger.name} at {point}", ledger, error)
             return
@@ -249,11 +250,11 @@ class StoreCalls:
         name = books.new_name()
         point = chance().randrange(source.tail + 1)
         fork = ForkSpec(StreamName(source.name), point, 0, lambda _: True)
-        spec = StreamSpec(None, None, None, None, False, fork, prepared([]), None)
+        spec = NewStream(None, None, None, None, False, fork, prepared([]), None)
         call = f"fork {source.name} at {point} as {name}"
         ledger = source.fork(name, point)
         try:
-            status, _ = await self._store.durable.create(BASIN, name, spec)
+            status, _ = await self._store.stream(BASIN, name).create(spec)
         except StreamfoldError as error:
             books.fail(call, source, error)
             return
@@ -272,14 +273,14 @@ class StoreCalls:
             books.fail(f"delete {ledger.name}", ledger, error)
             return
         books.note(f"delete {ledger.name} -> done")
-        again = chance().random() < 0.5 and not ledger.json  # which creates octets
+        again = chance().random() < 0.5 and not ledger.json  # the store creates octet streams
         await self.new_stream(ledger.name if again else None)
 
     async def _wait(self, number: int) -> None:
         await asyncio.sleep(chance().choice((1.0, 1.0, 1.0, RETENTION / 2)))
 
     async def check(self, ledger: StreamLedger) -> None:
-        """Read a stream to its end, and compare it with what clients were told."""
+        """Read a stream to its end and compare it with what clients were told."""
         books, store = self._books, self._store
         tail = int((await store.check_tail(BASIN, ledger.name)).seq_num)
         ledger.check_tail(tail, ledger.tail)

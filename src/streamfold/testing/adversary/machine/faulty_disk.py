@@ -1,30 +1,26 @@
 """A local disk that fails: the file system's calls of this process, Python's and SlateDB's, go wrong.
 
-SlateDB calls the C library through pointers of its import table. While there is a fault, some of them
-lead to functions in this module; otherwise nothing is in the way. So no mount is needed, and no rights.
-What the disk holds stays as it is: `streamfold.testing.hostile_disk` loses it.
+The native module fails what SlateDB does with its files, and functions of Python are replaced. So no
+mount is needed, and no rights. What the disk holds stays as it is: `streamfold.testing.hostile_disk`
+loses it.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import enum
 import errno
 import io
 import os
 import random
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from streamfold.store.engine.clock_shift import ImportSlot, import_slots
+from streamfold import _native
 
-_TEXT, _INT, _SIZE, _POINTER = ctypes.c_char_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: Seconds by which a call is late, at most.
 _DELAY = 0.1
@@ -54,6 +50,8 @@ class _Call(enum.Enum):
     SYNC = "sync"
 
 
+#: The calls as the native module knows them: what writes a file also creates it.
+_STEPS: Final = {_Call.READ: 1, _Call.CREATE: 2, _Call.WRITE: 2, _Call.REMOVE: 4, _Call.SYNC: 8}
 #: The calls that fail, and how.
 _ERRORS: dict[DiskFault, tuple[int, frozenset[_Call]]] = {
     DiskFault.READ_ONLY: (errno.EROFS, frozenset({_Call.CREATE, _Call.WRITE, _Call.REMOVE})),
@@ -79,15 +77,19 @@ class FaultyDisk:
         #: Set while calls do not hang.
         self._answers = threading.Event()
         self._answers.set()
-        self._native: list[tuple[ImportSlot, Any, Any]] = []
+        self.native = _native.FaultyDisk(root, self._dice.getrandbits(64))
 
     def turn(self, fault: DiskFault) -> None:
         """Have every call from now on go wrong in that way, or none."""
         self._fault = fault
-        faulty = fault not in (DiskFault.NONE, DiskFault.SYNC_FAILS)
-        for slot, original, replacement in self._native:
-            function = replacement if faulty else original
-            slot.set(ctypes.cast(function, ctypes.c_void_p).value or 0)
+        number, calls = _ERRORS.get(fault, (0, frozenset()))
+        self.native.turn(
+            sum({_STEPS[call] for call in calls}),
+            number,
+            rate=_FAILURES if fault is DiskFault.FAILING else 1.0,
+            delay=_DELAY if fault is DiskFault.LATE else 0.0,
+            hangs=fault is DiskFault.SILENT,
+        )
         if fault is DiskFault.SILENT:
             self._answers.clear()
         else:
@@ -96,9 +98,6 @@ class FaultyDisk:
     def install(self) -> None:
         """Stand between this process and its disk."""
         self._replace_python()
-        self._replace_native()
-        # At the end of the interpreter, no thread of SlateDB may call Python.
-        atexit.register(self.turn, DiskFault.NONE)
 
     def _answer(self, call: _Call) -> None:
         """Let a call pass, late or not, or raise an OSError."""
@@ -149,9 +148,9 @@ class FaultyDisk:
             sync(descriptor)
 
         def usage_guarded(path: Any) -> Any:
-            known = usage(path)
+            disk = usage(path)
             full = self._fault is DiskFault.FULL
-            return _Usage(known.total, known.total, 0) if full else known
+            return _Usage(disk.total, disk.total, 0) if full else disk
 
         for module, name, function in (
             (os, "open", open_guarded),
@@ -160,52 +159,3 @@ class FaultyDisk:
             (shutil, "disk_usage", usage_guarded),
         ):
             setattr(module, name, function)
-
-    def _replace_native(self) -> None:
-        for name, kinds, check in self._native_calls():
-            prototype = ctypes.CFUNCTYPE(*kinds, use_errno=True)
-            original = prototype((name, ctypes.CDLL(None)))
-            address = ctypes.cast(original, ctypes.c_void_p).value or 0
-            replacement = prototype(_guarded(prototype(address), check))
-            for slot in import_slots(name.encode()):
-                self._native.append((slot, original, replacement))
-
-    def _native_calls(self) -> list[tuple[str, tuple[Any, ...], Callable[..., None]]]:
-        """Names, types of the result and the arguments, and what decides whether a call fails."""
-        answer = self._answer
-
-        def on_path(call: _Call) -> Callable[..., None]:
-            return lambda path, *_: answer(call) if self._is_ours(path) else None
-
-        def on_open(path: bytes, flags: int, _mode: int) -> None:
-            if self._is_ours(path):
-                answer(_Call.CREATE if flags & _WRITING else _Call.READ)
-
-        def on_link(_from: int, path: bytes, *_: Any) -> None:
-            if self._is_ours(path):
-                answer(_Call.CREATE)
-
-        def on_write(descriptor: int, *_: Any) -> None:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # not one of SlateDB's sockets
-                answer(_Call.WRITE)
-
-        return [
-            ("open64", (_INT, _TEXT, _INT, _INT), on_open),
-            ("mkdir", (_INT, _TEXT, _INT), on_path(_Call.CREATE)),
-            ("rename", (_INT, _TEXT, _TEXT), on_path(_Call.CREATE)),
-            ("linkat", (_INT, _INT, _TEXT, _INT, _TEXT, _INT), on_link),
-            ("unlink", (_INT, _TEXT), on_path(_Call.REMOVE)),
-            ("write", (_SIZE, _INT, _POINTER, _SIZE), on_write),
-        ]
-
-
-def _guarded(original: Callable[..., int], check: Callable[..., None]) -> Callable[..., int]:
-    def call(*arguments: Any) -> int:
-        try:
-            check(*arguments)
-        except OSError as error:
-            ctypes.set_errno(error.errno or errno.EIO)
-            return -1
-        return original(*arguments)
-
-    return call

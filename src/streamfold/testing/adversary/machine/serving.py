@@ -14,15 +14,23 @@ import os
 import random
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
+
+_NANOSECONDS = 1_000_000_000
+
+
+def move_clock(seconds: float) -> None:
+    """Let everything in this process read a system clock that is `seconds` ahead."""
+    shift = round(seconds * _NANOSECONDS)
+    read, read_ns = time.time, time.time_ns
+    time.time = lambda: read() + seconds
+    time.time_ns = lambda: read_ns() + shift
 
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    if not arguments["kernels"]:
-        # The kernels take seconds to load; without numba plain Python does the same.
-        sys.modules["numba"] = None  # type: ignore[assignment]
     os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -30,8 +38,6 @@ def main() -> None:
     if arguments.get("disk") is not None:
         _install_disk(**arguments["disk"])
     if arguments.get("clock"):
-        from streamfold.testing.adversary.machine.moved_clock import move_clock
-
         move_clock(arguments["clock"])
     _serve(arguments)
 
@@ -91,6 +97,8 @@ def _install_disk(root: str, boot: str, spare: str | None) -> None:
         setattr(os, "fsync", sync)  # noqa: B010
     disk = FaultyDisk(Path(root))
     disk.install()
+    if hostile is not None:
+        hostile.follow(disk.native)
     syncs.append(os.fsync)
 
     from streamfold.store.engine import local_disk
