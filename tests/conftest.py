@@ -35,7 +35,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 # What tests start must end with its terminal, also where `nohup` started the tests.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 #: Tests that stay together: those with the fixture `spark` share a session, which takes long to start
 #: and much memory, and those of the folder `interop` install packages into the same folder.
 SPARK, INTEROP = "spark", "interop"
@@ -91,4 +91,5 @@ def _group(item: pytest.Item) -> str:
 
 
 def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(ROOT).parts[0]
+    """The folder below `tests/`; a name of no folder there for tests of integrations."""
+    return item.path.relative_to(ROOT).parts[1]

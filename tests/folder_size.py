@@ -1,4 +1,4 @@
-"""How much a folder holds while another thread or process deletes files in it."""
+"""Measures a folder while another thread or process deletes files in it."""
 
 from __future__ import annotations
 

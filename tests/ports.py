@@ -1,4 +1,4 @@
-"""Ports for servers that start later, or again: no other process takes them in between."""
+"""Reserves ports for servers that start later or restart."""
 
 from __future__ import annotations
 

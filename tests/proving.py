@@ -1,4 +1,4 @@
-"""Whether these tests run as a long proof: `make prove` sets STREAMFOLD_PROVE to a fresh seed."""
+"""Whether tests run as a long proof: `make prove` sets STREAMFOLD_PROVE to a fresh seed."""
 
 from __future__ import annotations
 

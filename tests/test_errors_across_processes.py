@@ -71,6 +71,16 @@ def test_every_error_arrives_as_it_was_raised(
         assert (arrived.code, arrived.definite) == (error.code, error.definite)
 
 
+@pytest.mark.parametrize("send", [_by_wire, _by_pickle])
+def test_an_error_without_a_class_of_its_own_keeps_its_code(
+    send: Callable[[StreamfoldError], StreamfoldError],
+) -> None:
+    arrived = send(RetryLaterError("the wake is over", code="wake_fenced"))
+    assert type(arrived) is RetryLaterError
+    assert (arrived.message, arrived.code) == ("the wake is over", "wake_fenced")
+    assert RetryLaterError.code == "unavailable"
+
+
 def test_the_wire_is_one_line_of_ascii() -> None:
     wire = StreamfoldError("two\nlines, \u2028 and \udcff").to_wire()
     assert wire.isascii()

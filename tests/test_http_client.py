@@ -1,4 +1,4 @@
-"""Requests to other servers: where they go, what of them is logged, and that one client sends them."""
+"""Requests to other servers: destinations, logging, and the single HTTP client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other packages do not promise to keep is imported in one module, or not at all."""
+"""Private parts of other packages are imported in one module at most."""
 
 from __future__ import annotations
 

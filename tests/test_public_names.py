@@ -1,4 +1,4 @@
-"""What `import streamfold` offers, and what it costs."""
+"""Names offered by `import streamfold`, and its cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
         "import sys, streamfold\n"
         "print([name for name in sys.modules if name.startswith('streamfold.')])\n"
         "streamfold.Record\n"
-        "print('pyspark' in sys.modules, 'slatedb' in sys.modules)"
+        "print('pyspark' in sys.modules, 'streamfold._native' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from streamfold.archive import ArchiveWriter, Source, TableSchema
 from streamfold.archive.destinations.destination import Destination
-from streamfold.archive.formats import FORMATS, Compression, JsonlFormat, format_of
+from streamfold.archive.formats import FORMATS, FileCompression, JsonlFormat, format_of
 from streamfold.blob import LocalBlobStore
 from tests.archive.tables import Clock, new_ids
 
@@ -87,7 +87,7 @@ def changes(schema: TableSchema, *given: tuple[str, Row | None]) -> list[pa.Reco
 async def write(folder: Path) -> None:
     """Write the archive: two epochs, all formats, new columns, a changed key, a truncate."""
     clock = Clock()
-    packed = JsonlFormat(Compression.ZSTD)
+    packed = JsonlFormat(FileCompression.ZSTD)
     writer = await ArchiveWriter.open(
         "public.accounts",
         FIRST,

@@ -1,4 +1,4 @@
-"""Archives on disk for tests of readers, and what is read from them as plain values."""
+"""Archives on disk for reader tests, and their contents as plain values."""
 
 from __future__ import annotations
 

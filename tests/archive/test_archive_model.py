@@ -1,4 +1,4 @@
-"""Whatever happens, an archive rebuilds to what the table was at each of its positions.
+"""State machine: an archive always rebuilds to the table's state at each of its positions.
 
 Changes, flushes, re-bases, restarts, two writers, collection, and faults before and after every
 call of storage, in any order; after every step both destinations are read by a reader of its own.
@@ -21,7 +21,8 @@ from streamfold.archive.maintenance.garbage_collection import Collector, Retenti
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import open_blob_store
 from streamfold.errors import OutcomeUnknownError, RetryLaterError
-from streamfold.testing.blob_faults import Fault, FaultyBlobStore, Operation, SeededFaults
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
+from streamfold.testing.faults import Fault, FaultyCall, SeededFaults
 from tests.archive.plain_reader import read_states
 from tests.archive.tables import Clock, State, at, net_changes, new_ids, open_writer, rows
 
@@ -40,7 +41,7 @@ class Faults:
         self._plan = SeededFaults(random.Random(seed), dict.fromkeys(Operation, chance))
         self.healthy = False
 
-    def next_fault(self, operation: Operation, key: str) -> Fault:
+    def next_fault(self, operation: FaultyCall, key: str) -> Fault:
         fault = self._plan.next_fault(operation, key)
         return Fault() if self.healthy or key.startswith(PROBE) else fault
 

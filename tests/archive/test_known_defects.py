@@ -30,14 +30,9 @@ from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobStore, LocalBlobStore, open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.blob_kit import keys_of
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import SCHEMA, at, changes, open_writer, rows
 

@@ -1,4 +1,4 @@
-"""The page about Durable Streams says plainly which server is ahead, and which version was measured."""
+"""The Durable Streams benchmark page names the faster server and the measured versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_page_says_how_often_each_server_is_ahead() -> None:
         row("delivery", 1.0, 1.05, more=False),
     ]
     assert standing(rows) == (
-        "Where the two differ by more than a tenth, the Rust server is ahead in 2 of 4 measures and "
+        "Where they differ by more than a tenth, the Rust server is ahead in 2 of 4 measures and "
         "Streamfold in 1."
     )
 

@@ -1,4 +1,4 @@
-"""The pages of docs/benchmarks/ say what was measured, and which way a ratio points."""
+"""Pages in docs/benchmarks/ state the conditions and the direction of each ratio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.pages import console
-from bench.report import Benchmark, Row, Sample, kept, publish
+from bench.report import HEADLINES, Benchmark, Row, Sample, headline_rows, kept, publish
 
 RATE = Row(
     "appends", "acks/s", [Sample("Streamfold", [300.0, 200.0, 100.0]), Sample("peer", [50.0])]
@@ -31,6 +31,27 @@ def test_a_page_shows_medians_with_their_spread_and_the_ratios(tmp_path: Path) -
     assert "- 2 cores" in page
     assert "[Speed](speed.md)" in (tmp_path / "README.md").read_text()
     assert (tmp_path / "speed.svg").read_text().count("<svg") == 1
+
+
+def test_the_first_page_begins_with_a_chart_of_its_headlines(tmp_path: Path) -> None:
+    headline = HEADLINES[0]
+    measured = Row(
+        headline.measure,
+        headline.unit,
+        [Sample("Streamfold", [20.0]), Sample(headline.subject, [50.0])],
+        more=False,
+    )
+    others = Row("appends", "acks/s", [Sample("Streamfold", [1.0]), Sample("peer", [2.0])])
+    page = Benchmark(headline.benchmark, "S2", "", "", [], [others, measured])
+    publish(page, tmp_path)
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    assert lines[2] == "![Ratio to the others; above 1 means better](headlines.svg)"
+    assert f"| {headline.words} | 20 ms | s2-lite 50 ms | [2.50](s2.md) |" in lines
+    assert (tmp_path / "headlines.svg").read_text().count("<svg") == 1
+
+
+def test_every_headline_has_a_published_figure() -> None:
+    assert [one[0] for one in headline_rows(kept())] == list(HEADLINES)
 
 
 def test_what_was_published_is_read_back(tmp_path: Path) -> None:

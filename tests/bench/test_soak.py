@@ -1,4 +1,4 @@
-"""The rules of the soak: what counts as a rise, and what the books find."""
+"""The soak's rules: when a figure counts as rising, and how records are accounted for."""
 
 from __future__ import annotations
 

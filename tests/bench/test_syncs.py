@@ -1,4 +1,4 @@
-"""The benchmarks state what a server syncs as strace counted it, or say that nobody counted."""
+"""Benchmarks state the syncs that strace counted, or that none were counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials from where AWS tools take them: whatever the source, the service sees its key."""
+"""AWS credentials from every source that AWS tools support reach the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large blobs go through in pieces: what is held at once does not grow with the blob."""
+"""Large blobs are transferred in pieces: memory does not grow with the blob."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import pytest
 
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.testing import BlobStoreConformance
-from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
+from streamfold.testing.blob_faults import FaultyBlobStore
+from streamfold.testing.faults import ScriptedFaults
 from tests.s3 import S3Server
 
 

@@ -12,15 +12,9 @@ from streamfold.errors import (
     InvalidError,
     StreamfoldError,
 )
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-    SeededFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.blob_kit import CALLS, Call, keys_of, swap
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults, SeededFaults
 
 #: As `CALLS`, with a swap of what is there.
 WORKING: dict[str, Call] = CALLS | {"put_if_match": swap}
@@ -130,7 +124,7 @@ async def test_the_same_seed_gives_the_same_faults() -> None:
 
 
 def test_faults_that_do_not_fit_the_operation_are_refused() -> None:
-    with pytest.raises(InvalidError, match="only writes"):
+    with pytest.raises(InvalidError, match="does not fit get"):
         ScriptedFaults({Operation.GET: [AFTER]})
-    with pytest.raises(InvalidError, match="only stream and list"):
+    with pytest.raises(InvalidError, match="choose from before, after"):
         ScriptedFaults({Operation.PUT: [Fault(FaultKind.CUT, 3)]})

@@ -1,4 +1,4 @@
-"""What is asked of Google Cloud Storage; a scripted server stands in for the service."""
+"""Requests to Google Cloud Storage, against a scripted server."""
 
 from __future__ import annotations
 

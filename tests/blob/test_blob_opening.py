@@ -4,8 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.blob import LocalBlobStore, ObstoreBlobStore, RequestLimits, open_blob_store
+from streamfold.archive import Destination
+from streamfold.blob import (
+    LocalBlobStore,
+    ObstoreBlobStore,
+    RequestLimits,
+    location_url,
+    open_blob_store,
+)
 from streamfold.errors import InvalidError
+from streamfold.store.settings import StoreSettings
+from streamfold.store.store import open_store
 from streamfold.testing.blob_kit import keys_of
 from tests.s3 import S3Server
 
@@ -99,3 +108,25 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_options_for_a_store_that_has_none_are_refused() -> None:
     with pytest.raises(InvalidError, match="takes no options"):
         open_blob_store("memory:", region="us-east-1")
+
+
+def test_a_location_is_a_url_or_the_path_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert location_url("data/a b") == (tmp_path / "data/a b").as_uri()
+    assert location_url(tmp_path / "data") == (tmp_path / "data").as_uri()
+    assert location_url("~/data") == (tmp_path / "home/data").as_uri()
+    for url in ("memory:", "file:///data", "s3://bucket/prefix"):
+        assert location_url(url) == url
+
+
+async def test_tables_and_stores_open_by_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Destination.open("tables/users").uri == f"{(tmp_path / 'tables/users').as_uri()}/"
+    for path in ("data", tmp_path / "data"):
+        async with open_store(path, StoreSettings(fsync=False)):
+            assert (tmp_path / "data").is_dir()

@@ -1,4 +1,4 @@
-"""Completion by zsh and fish, which must be installed: run by `make prove`."""
+"""Completion in zsh and fish, which must be installed. Run by `make prove`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives through the command line; the JSON is a contract."""
+"""Archive commands and their JSON, which is a contract."""
 
 from __future__ import annotations
 

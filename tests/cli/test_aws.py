@@ -1,4 +1,4 @@
-"""Verbs on S3 with the credentials of a profile, and with a bucket that cannot be used."""
+"""Commands on S3 with profile credentials, and with unusable buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs on S3 with the credentials of an SSO login, and with a login that is over."""
+"""Commands on S3 with SSO credentials, valid and expired."""
 
 from __future__ import annotations
 

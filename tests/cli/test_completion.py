@@ -1,4 +1,4 @@
-"""Completion as a shell asks for it: verbs, options, contexts, and the names of a server."""
+"""Shell completion of commands, options, contexts and names from the server."""
 
 from __future__ import annotations
 

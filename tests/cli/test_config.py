@@ -1,4 +1,4 @@
-"""Contexts: where verbs find their server and token, and what is never shown of them."""
+"""Contexts: where commands find their server and token, without showing secrets."""
 
 from __future__ import annotations
 

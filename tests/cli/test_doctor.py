@@ -1,4 +1,4 @@
-"""The doctor: what works is OK, what does not is named with its fix, and the exit status says so."""
+"""The doctor reports OK or a fix for each check, and its exit status reflects failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status with which a program that used object storage ends, on a machine that is busy."""
+"""Exit statuses of programs that used object storage, on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--json` of every verb: standard output is JSON lines, with the members that the page documents."""
+"""`--json` of every command: JSON lines on standard output with the documented members."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.archive.reading import write_history
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.cli.conftest import create
 from tests.cli.documented_json import documented
-from tests.cli.test_failures import VERBS
+from tests.cli.test_failures import PROTOCOLS, VERBS
 
 ROOT: Final = Path(__file__).parents[2]
 BASIN: Final = "json-basin"
@@ -40,7 +40,7 @@ CALLS: Final = (
     "get-stream-config json-basin/more", "reconfigure-stream json-basin/more --retention-policy 1d",
     "delete-stream json-basin/more --yes",
     "append {stream} --input {lines}", "check-tail {stream}",
-    "trim json-basin/trimmed 0", "fence json-basin/trimmed token",
+    "trim json-basin/trimmed 0 --yes", "fence json-basin/trimmed token",
     "diff {resources}", "apply {resources}", "copy {stream} json-basin/copied",
     "bench json-basin --duration 1s --record-size 128",
     "issue-access-token json --basins= --op-group-perms account=r", "list-access-tokens",
@@ -178,9 +178,10 @@ async def test_a_verb_that_runs_until_it_is_stopped_prints_documented_lines(
 
 
 def test_no_verb_is_left_out() -> None:
+    verbs = [verb for verb in VERBS if verb not in PROTOCOLS]
     assert sorted({_verb(call) for call in (*CALLS, *ROWS, *RUNNING)} | {*ELSEWHERE}) == sorted(
-        VERBS
+        verbs
     )
-    assert [verb for verb in VERBS if verb != "archive sql" and not documented(verb)] == []
+    assert [verb for verb in verbs if verb != "archive sql" and not documented(verb)] == []
     for verb, test in ELSEWHERE.items():
         assert "documented(" in (ROOT / test).read_text(), verb

@@ -1,4 +1,4 @@
-"""Verbs among other commands: much input, input that trickles, output that closes, Ctrl-C."""
+"""Commands in pipelines: large input, slow input, closed output, Ctrl-C."""
 
 from __future__ import annotations
 

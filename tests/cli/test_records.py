@@ -75,13 +75,38 @@ def test_records_of_any_bytes_are_copied_without_loss(shell: Shell, basin: str) 
     assert first == {"seq_num": 0, "timestamp": 5000, "headers": [["a", "b"]], "body": "ä\n"}
 
 
+def test_json_marks_records_that_are_not_text_and_an_append_takes_the_mark(
+    shell: Shell, basin: str
+) -> None:
+    source, copy = f"{basin}/marked", f"{basin}/marked-copy"
+    for stream_uri in (source, copy):
+        shell.ok("create-stream", stream_uri, "--timestamping-uncapped")
+    shell.ok("append", source, "--header", "kind=image", stdin=b"text\n\xff\x00\n")
+    text, binary = shell.ok("read", source, "--json").objects
+    assert "encoding" not in text
+    assert (text["body"], text["headers"]) == ("text", [["kind", "image"]])
+    assert (binary["encoding"], base64.b64decode(binary["body"])) == ("base64", b"\xff\x00")
+    assert [base64.b64decode(part) for part in binary["headers"][0]] == [b"kind", b"image"]
+    lines = shell.ok("read", source, "--json").stdout
+    shell.ok("append", copy, "--format", "json", stdin=lines)
+    assert shell.ok("read", copy, "--json").stdout == lines
+
+
+def test_the_format_has_the_name_that_s2_gives_it(shell: Shell, stream_uri: str) -> None:
+    shell.ok("append", stream_uri, "--format", "json-base64", stdin=b'{"body": "AAE="}\n')
+    lines = shell.ok("read", stream_uri, "--format", "json-base64").stdout
+    assert lines == shell.ok("read", stream_uri, "--format", "base64").stdout
+    assert b'"body":"AAE="' in lines
+    assert "'text', 'json', 'json-base64'" in shell("read", stream_uri, "--format", "yaml").stderr
+
+
 @pytest.mark.parametrize(
     ("record_format", "line", "complaint"),
     [
         ("json", b'{"body": 5}', "line 2 of the input is not a record"),
         ("json", b'{"boddy": "x"}', "line 2 of the input is not a record"),
         ("base64", b'{"body": "###"}', "line 2 of the input is not a record"),
-        ("text", b"x" * (1 << 20), "line 2 of the input has 1048584 bytes"),
+        ("text", b"x" * (1 << 20), "line 2 of the input has 1048584 metered bytes"),
     ],
     # pytest puts the id into the environment, which must not hold a megabyte.
     ids=["body", "field", "base64", "size"],
@@ -106,7 +131,7 @@ def test_conditions_that_do_not_hold_end_with_status_3(shell: Shell, stream_uri:
     assert fenced["start"]["seq_num"] == 2500
     for verb in (
         ("append", stream_uri),
-        ("trim", stream_uri, "1"),
+        ("trim", stream_uri, "1", "--yes"),
         ("fence", stream_uri, "writer-2"),
     ):
         refused = shell(*verb, "--fencing-token", "writer-0", "--json", stdin=b"x\n")
@@ -121,7 +146,7 @@ def test_a_trim_hides_what_is_before_it_when_its_grace_is_over(
     shell: Shell, stream_uri: str
 ) -> None:
     shell.ok("append", stream_uri, stdin=b"a\nb\nc\n")
-    assert shell.json("trim", stream_uri, "2")["end"]["seq_num"] == 4
+    assert shell.json("trim", stream_uri, "2", "--yes")["end"]["seq_num"] == 4
     read = shell.ok("read", stream_uri)
     assert read.text == "c\n"
     assert read.stderr == "record 3 is a command: trim 2\n"

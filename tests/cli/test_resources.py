@@ -1,4 +1,4 @@
-"""Basins, streams, access tokens and usage through the command line; the JSON is a contract."""
+"""Commands for basins, streams, access tokens and usage. Their JSON is a contract."""
 
 from __future__ import annotations
 

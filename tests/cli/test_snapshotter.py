@@ -58,8 +58,10 @@ def test_a_port_in_use_is_reported_in_one_line_before_anything_starts(
             http = {{ host = "127.0.0.1", port = {port} }}
             """
         )
-        outcome = shell("snapshotter", "run", "--config", str(file))
+        scratch = tmp_path / "new" / "scratch"
+        outcome = shell("snapshotter", "run", "--config", str(file), "--scratch", str(scratch))
     assert outcome.status == 1
+    assert scratch.is_dir()  # it is created
     assert outcome.stderr == (
         f"error: http.port {port} on 127.0.0.1 cannot be used (Address already in use): choose "
         "another http.port or http.host, or stop the process that listens there\n"

@@ -1,4 +1,4 @@
-"""What `check`, `backup` and `restore` refuse: one sentence each, and an exit status."""
+"""Inputs that `check`, `backup` and `restore` reject with one sentence and an exit status."""
 
 from __future__ import annotations
 
@@ -118,6 +118,14 @@ def test_a_backup_into_its_store_or_around_it(folder: Path) -> None:
     for target in (folder / "store" / "backups", folder):
         said = refused("backup", str(folder / "store"), str(target), status=2)
         assert "are within each other" in said
+
+
+def test_a_backup_into_another_store(folder: Path) -> None:
+    other = folder / "other"
+    shutil.copytree(folder / "store", other)
+    said = refused("backup", str(folder / "store"), str(other), status=2)
+    assert "other is a store: choose a folder or prefix of its own for backups" in said
+    assert not (other / "backups").exists()
 
 
 def test_what_is_not_a_backup(folder: Path) -> None:

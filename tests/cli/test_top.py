@@ -1,4 +1,4 @@
-"""The live view of a server: what it did, what it holds, and that it survives the server's absence."""
+"""The live view of a server: activity, contents, and a server that goes away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart, linted and rendered by helm, which must be installed: run by `make prove`."""
+"""The Helm chart, linted and rendered. Needs helm. Run by `make prove`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SETTINGS = [
      "publicUrl": "https://a.example", "extraArgs": ["--commit-interval=0.1"],
      "extraEnv": [{"name": "A", "value": "b"}],
      "monitoring": {"serviceMonitor": True, "rules": True}},
+    {"standby": True, "storage": {"kind": "s3", "s3": {"bucket": "b"}}},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["local", "s3", "everything"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["local", "s3", "everything", "standby"])
 def test_helm_renders_the_chart(settings: dict[str, Any], tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump(settings))
@@ -31,6 +32,7 @@ def test_helm_renders_the_chart(settings: dict[str, Any], tmp_path: Path) -> Non
     assert {"ServiceAccount", "Service", "StatefulSet"} <= kinds.keys()
     (container,) = kinds["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     check_serve(container["args"])
+    assert kinds["StatefulSet"]["spec"]["replicas"] == (2 if settings.get("standby") else 1)
     if settings.get("monitoring"):
         alerts = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
         assert kinds["PrometheusRule"]["spec"] == alerts

@@ -1,4 +1,4 @@
-"""The unit, verified by systemd-analyze, which must be installed: run by `make prove`."""
+"""The systemd unit, verified by systemd-analyze. Run by `make prove`."""
 
 from __future__ import annotations
 

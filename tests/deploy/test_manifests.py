@@ -23,7 +23,7 @@ from streamfold.cli.exit_status import ExitStatus
 from streamfold.cli.servers.serve import serve
 from streamfold.cli.servers.snapshotter import snapshotter
 from streamfold.model.resource_spec import read_resource_spec
-from streamfold.snapshotter.config import load_configuration
+from streamfold.snapshotter.config.files import load_configuration
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/streamfold"
@@ -191,9 +191,8 @@ def test_a_template_with_all_its_branches_is_yaml_of_kubernetes(template: Path) 
         assert {"apiVersion", "kind", "metadata"} <= document.keys()
 
 
-def test_the_pod_of_the_chart_has_no_rights_and_one_writer() -> None:
+def test_the_pod_of_the_chart_has_no_rights() -> None:
     (stateful,) = all_branches((CHART / "templates/statefulset.yaml").read_text())
-    assert stateful["spec"]["replicas"] == 1
     pod = stateful["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     (container,) = pod["containers"]
@@ -204,6 +203,20 @@ def test_the_pod_of_the_chart_has_no_rights_and_one_writer() -> None:
     claims = stateful["spec"]["volumeClaimTemplates"]
     given = {volume["name"] for volume in pod["volumes"]} | {c["metadata"]["name"] for c in claims}
     assert mounted == given
+
+
+def test_a_standby_of_the_chart_is_sent_no_clients_and_holds_up_no_update() -> None:
+    """It is not ready until it is active, so an update must not wait for that."""
+    text = (CHART / "templates/statefulset.yaml").read_text()
+    assert VALUES["standby"] is False
+    choices = dict(re.findall(r"(\w+): {{ ternary (\S+) \S+ .Values.standby }}", text))
+    assert choices == {
+        "replicas": "2",
+        "type": '"OnDelete"',
+        "path": '"/ready"',
+        "periodSeconds": "1",
+        "failureThreshold": "1",
+    }
 
 
 def test_options_in_templates_exist() -> None:

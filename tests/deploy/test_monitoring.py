@@ -1,4 +1,4 @@
-"""Dashboard and alerts name series that exist, and every alert has a page that says what to do."""
+"""Dashboards and alerts use existing series, and every alert has a runbook page."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamfold.ingest.progress import IngestProgress, TableProgress, serve_metrics
+from streamfold.ingest.progress import IngestProgress, IngestTableProgress, serve_metrics
 from streamfold.server.main import running_server
-from streamfold.snapshotter.status import (
+from streamfold.snapshotter.status.http_server import StatusServer
+from streamfold.snapshotter.status.table_status import (
     ArtifactStatus,
     Counts,
+    SparkCounts,
     State,
-    StatusServer,
     TableStatus,
+    TableWriters,
 )
-from streamfold.snapshotter.status.table_status import TableWriters
 from tests.ports import free_port
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.frames import PATH
@@ -55,6 +56,9 @@ class _Table:
         )  # fmt: skip
         return {"orders": status}
 
+    def spark(self) -> SparkCounts:
+        return SparkCounts(jobs=1, tasks=1, rows=1, bytes=1)
+
     def request_snapshot(self, table: str) -> Any:
         raise NotImplementedError
 
@@ -67,7 +71,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     with StatusServer(writers, "127.0.0.1", 0) as snapshotter:
         served += _fetch(snapshotter.port)
     port = free_port()
-    serve_metrics(IngestProgress(tables={"public.orders": TableProgress()}), port)
+    serve_metrics(IngestProgress(tables={"public.orders": IngestTableProgress()}), port)
     return {**UP, **_series(served + _fetch(port))}
 
 
@@ -195,7 +199,10 @@ def test_every_page_of_operations_is_in_the_index_and_has_the_same_sections() ->
     linked = re.findall(r"\]\(([\w-]+\.md)\)", (PAGES / "index.md").read_text())
     assert sorted(linked) == [page.name for page in pages]
     sections = ["What you see", "Why", "What to do", "How to verify"]
-    work = {PAGES / name for name in ("backup.md", "checking.md", "upgrade.md")}
+    work = {
+        PAGES / name
+        for name in ("backup.md", "checking.md", "high-availability.md", "scale.md", "upgrade.md")
+    }
     for page in set(pages) - work:
         assert re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE) == sections, page.name
 

@@ -7,9 +7,10 @@ page do not see, says otherwise:
 
 `terminal` names another one, or several with commas between them, `until` is a text after which the
 last command of the block is left running, `interrupt` presses Ctrl-C then, `file` saves the block under
-a name, `expect` is a text that it must show, and `skip` says why a block is not run. A comment
-`<!-- file: PATH -->` says that the block is a file of the repository, which is its `source`. Blocks of
-`text` are pictures. Languages in braces are directives, which Sphinx runs when it builds the site.
+a name, `expect` is a text that it must show, `warns` lets another project's program log warnings, and
+`skip` says why a block is not run. A comment `<!-- file: PATH -->` says that the block is a file of the
+repository, which is its `source`. Blocks of `text` are pictures. Languages in braces are directives,
+which Sphinx runs when it builds the site.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BLOCK = re.compile(
 )
 #: A fence that is not at the start of a line, or of tildes.
 _OTHER_FENCE = re.compile(r"^[ \t]+```|^[ \t]*~~~", re.MULTILINE)
-_KNOWN = {"terminal", "until", "interrupt", "file", "expect", "skip", "source"}
+_KNOWN = {"terminal", "until", "interrupt", "file", "expect", "skip", "source", "warns"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every block of README and documentation is run by a test, or read by what it is written for.
+"""Every code block in README and documentation is run by a test or parsed by its consumer.
 
 Most pages are followed from top to bottom (`test_reading.py`, `test_postgres_guide.py`). Here are the
 blocks of the others that need no more than a loader, and the test that notices a block without a check.
@@ -21,10 +21,10 @@ import msgspec
 import pytest
 
 from streamfold.archive.events import decode_event
-from streamfold.archive.events.cursor import Cursor
+from streamfold.archive.events.cursor import EventCursor
 from streamfold.archive.formats import JsonlFormat
 from streamfold.archive.formats.protobuf.published import DiffChange, SnapshotRow
-from streamfold.snapshotter.config import load_configuration
+from streamfold.snapshotter.config.files import load_configuration
 from streamfold.snapshotter.decoding.envelope import EnvelopeDecoder
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.testing.change_decoder_kit import records
@@ -46,6 +46,8 @@ ELSEWHERE = {
     ("docs/contributing/extending.md", "python"): "tests/docs/test_extending.py",
     ("docs/contributing/extending.md", "sh"): "tests/docs/test_extending.py",
     ("docs/contributing/extending.md", "toml"): "tests/docs/test_extending.py",
+    ("docs/guides/ai-chat.md", "sh"): "tests/interop/test_ai_chat.py",
+    ("docs/guides/collaboration.md", "sh"): "tests/interop/test_browser_sync.py",
     ("docs/reference/archive-events.md", "python"): "tests/archive/events/test_documentation.py",
     ("docs/reference/durable-streams.md", "sh"): "tests/server/test_documentation.py",
     ("docs/reference/s2.md", "sh"): "tests/server/test_documentation.py",
@@ -159,8 +161,8 @@ def check_messages(block: Block, folder: Path) -> None:
 def check_event(block: Block, folder: Path) -> None:
     """An event, or the cursor of a sink: with all members, and no others."""
     [shown] = objects(block.text)
-    kind: Any = Cursor if "sink" in shown else decode_event
-    read = msgspec.convert(shown, Cursor) if kind is Cursor else kind(block.text)
+    kind: Any = EventCursor if "sink" in shown else decode_event
+    read = msgspec.convert(shown, EventCursor) if kind is EventCursor else kind(block.text)
     assert msgspec.to_builtins(read) == shown
 
 
@@ -195,6 +197,11 @@ def cases(checks: dict[tuple[str, str], Any]) -> list[Any]:
         for page, block in all_blocks()
         if (page, block.language) in checks and "skip" not in block.how
     ]
+
+
+def _guides() -> list[Path]:
+    """Pages that a new user follows: those whose blocks are run, and the other guides."""
+    return sorted({*FOLLOWED, *(ROOT / "docs/guides").glob("*.md")})
 
 
 @pytest.mark.parametrize(("check", "block"), cases(READ))
@@ -249,7 +256,7 @@ def test_every_block_of_the_documentation_is_run_or_read() -> None:
 def test_a_test_elsewhere_takes_its_blocks_from_the_page(page: str, test: str) -> None:
     text = (ROOT / test).read_text()
     assert Path(page).name in text
-    assert "blocks_of(" in text
+    assert "blocks_of(" in text or "follow_guide(" in text
 
 
 def test_the_extras_that_pages_install_exist() -> None:
@@ -257,3 +264,9 @@ def test_the_extras_that_pages_install_exist() -> None:
     for path in DOCUMENTS:
         for extras in re.findall(r"(?:streamfold|'\.)\[([a-z,]+)\]", path.read_text()):
             assert set(extras.split(",")) <= set(project["optional-dependencies"]), path
+
+
+@pytest.mark.parametrize("page", _guides(), ids=lambda page: page.name)
+def test_a_page_that_installs_the_package_says_how_to_install_a_clone(page: Path) -> None:
+    text = " ".join(page.read_text().split())
+    assert "pip install" not in text or ("make wheel" in text and "PIP_FIND_LINKS" in text)

@@ -1,4 +1,4 @@
-"""`make demo`: in a terminal it stays up until Ctrl-C; `make demo-check` proves the table in CI."""
+"""`make demo` runs in a terminal until Ctrl-C, and `make demo-check` verifies the table in CI."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def test_the_demo_says_what_to_look_at_and_ends_cleanly_at_ctrl_c() -> None:
             f"{sys.executable} examples/live_table.py", "public.orders  following"
         )
         (folder,) = {word for word in shown.split() if word.endswith("/archive")}
-        assert "/console#/tables" in shown
+        assert "/console#/tables/public.orders" in shown
         terminal.interrupt()
         shown = terminal.shown[begin:]
     # Spark may have started by then, on a quick machine.
-    endings = ("stopped before the first base was written", "is what the database has")
+    endings = ("stopped before the first base was written", "equal to those in the database")
     assert any(text in shown for text in endings), shown
     assert "[failed:" not in shown, shown
     assert not Path(folder).parent.exists()

@@ -13,7 +13,7 @@ import pytest
 
 from streamfold.archive import Destination, Profiles
 from streamfold.archive.events import Event, SinkContext, SinkType, decode_event
-from streamfold.archive.formats import Compression, Format, FormatType
+from streamfold.archive.formats import FileCompression, Format, FormatType
 from streamfold.blob import BlobStore, DestinationType
 from streamfold.errors import BlobUnavailableError
 from streamfold.extensions import Extension, Registry
@@ -71,7 +71,7 @@ class TestXzFormat(FormatConformance):
 
     @pytest.fixture
     def format(self, installed: Path) -> Format:
-        return found("streamfold.formats", FormatType, "jsonl-xz").open(Compression.NONE)
+        return found("streamfold.formats", FormatType, "jsonl-xz").open(FileCompression.NONE)
 
 
 class TestMaxwellDecoder(ChangeDecoderConformance):

@@ -1,4 +1,4 @@
-"""Tables of extensions in the documentation are made from what the extensions declare."""
+"""Extension tables in the documentation match the extensions' declarations."""
 
 from __future__ import annotations
 

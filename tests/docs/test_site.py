@@ -1,8 +1,9 @@
-"""The documentation site: it builds without a warning, and names only what exists."""
+"""The documentation site builds without warnings and names only existing things."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,13 @@ def test_every_page_has_the_style_of_the_site_and_no_empty_copyright(site: Path)
         text = page.read_text()
         assert "_static/site.css" in text, page
         assert "Copyright &#169;" not in text, page
+
+
+def test_signatures_show_no_parameters_for_tests(site: Path) -> None:
+    for page, shown in (("store", "accept_loss"), ("follow", "fold_name")):
+        text = (site / "reference" / "python" / f"{page}.html").read_text()
+        assert shown in text
+        assert not re.search(r"\b(opener|disk_usage|new_id)\b", text)
 
 
 def test_every_reference_in_an_openapi_file_resolves(site: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every call fails once, in every way: what is restored is right all the same."""
+"""Restores stay correct when each call fails once, in every way."""
 
 from __future__ import annotations
 
@@ -20,36 +20,22 @@ from streamfold.follow import (
     in_stream,
 )
 from streamfold.follow.snapshots.taker import RetentionRules
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-    SeededFaults,
-)
-from streamfold.testing.stream_faults import (
-    NO_STREAM_FAULT,
-    FaultyStream,
-    ScriptedStreamFaults,
-    SeededStreamFaults,
-    StreamCall,
-    StreamFault,
-    StreamFaultKind,
-)
-from tests.follow.ledger import SMALL, KilledError, Ledger, Watched, fold, initial, no_sleep
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
+from streamfold.testing.faults import NO_FAULT, Fault, FaultKind, ScriptedFaults, SeededFaults
+from streamfold.testing.stream_faults import FaultyStream, StreamCall
+from tests.follow.ledger import SMALL, KilledError, Ledger, Watched, fold, initial
 from tests.proving import seeds
 
 KINDS = ["external", "record", "framed"]
 STREAM_FAULTS = [
-    (StreamCall.CHECK_TAIL, StreamFault(StreamFaultKind.BEFORE)),
-    (StreamCall.PEEK, StreamFault(StreamFaultKind.BEFORE)),
-    (StreamCall.READ, StreamFault(StreamFaultKind.BEFORE)),
-    (StreamCall.READ, StreamFault(StreamFaultKind.CUT, 0)),
-    (StreamCall.READ, StreamFault(StreamFaultKind.CUT, 7)),
-    (StreamCall.APPEND, StreamFault(StreamFaultKind.BEFORE)),
-    (StreamCall.APPEND, StreamFault(StreamFaultKind.AFTER)),
-    (StreamCall.APPEND, StreamFault(StreamFaultKind.LOST)),
+    (StreamCall.CHECK_TAIL, Fault(FaultKind.BEFORE)),
+    (StreamCall.PEEK, Fault(FaultKind.BEFORE)),
+    (StreamCall.READ, Fault(FaultKind.BEFORE)),
+    (StreamCall.READ, Fault(FaultKind.CUT, 0)),
+    (StreamCall.READ, Fault(FaultKind.CUT, 7)),
+    (StreamCall.APPEND, Fault(FaultKind.BEFORE)),
+    (StreamCall.APPEND, Fault(FaultKind.AFTER)),
+    (StreamCall.APPEND, Fault(FaultKind.LOST)),
 ]
 BLOB_FAULTS = [
     (Operation.LIST, Fault(FaultKind.BEFORE)),
@@ -86,13 +72,11 @@ async def scenario(ledger: Ledger, stream: Any, kind: str, blobs: BlobStore) -> 
 @pytest.mark.parametrize(
     ("call", "fault"), STREAM_FAULTS, ids=lambda value: getattr(value, "kind", value)
 )
-async def test_each_call_to_the_stream_may_fail(
-    kind: str, call: StreamCall, fault: StreamFault
-) -> None:
+async def test_each_call_to_the_stream_may_fail(kind: str, call: StreamCall, fault: Fault) -> None:
     for step in range(STEPS):
         ledger = Ledger()
-        script = {call: [*[NO_STREAM_FAULT] * step, fault]}
-        stream = FaultyStream(ledger.stream, ScriptedStreamFaults(script))
+        script = {call: [*[NO_FAULT] * step, fault]}
+        stream = FaultyStream(ledger.stream, ScriptedFaults(script))
         await scenario(ledger, stream, kind, open_blob_store("memory:"))
 
 
@@ -112,7 +96,7 @@ async def test_many_calls_may_fail(kind: str, seed: int) -> None:
     ledger = Ledger(MemoryStream(lazy_trims=bool(seed % 2)))
     chances = {operation: 0.2 for operation, _ in BLOB_FAULTS}
     blobs = FaultyBlobStore(open_blob_store("memory:"), SeededFaults(rng, chances))
-    stream = FaultyStream(ledger.stream, SeededStreamFaults(rng, 0.2))
+    stream = FaultyStream(ledger.stream, SeededFaults(rng, 0.2, most_before_cut=20))
     await scenario(ledger, stream, kind, blobs)
 
 
@@ -181,11 +165,11 @@ async def test_using_it_outside_its_block_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("call", "kind"),
-    [(StreamCall.READ, StreamFaultKind.AFTER), (StreamCall.APPEND, StreamFaultKind.CUT)],
+    [(StreamCall.READ, FaultKind.AFTER), (StreamCall.APPEND, FaultKind.CUT)],
 )
-def test_faults_that_cannot_happen_are_refused(call: StreamCall, kind: StreamFaultKind) -> None:
-    with pytest.raises(InvalidError, match="fits only"):
-        ScriptedStreamFaults({call: [StreamFault(kind)]})
+def test_faults_that_cannot_happen_are_refused(call: StreamCall, kind: FaultKind) -> None:
+    with pytest.raises(InvalidError, match="does not fit"):
+        ScriptedFaults({call: [Fault(kind)]})
 
 
 async def test_leaving_while_another_task_follows_ends_that_task() -> None:
@@ -198,8 +182,11 @@ async def test_leaving_while_another_task_follows_ends_that_task() -> None:
 
 
 async def test_a_stream_that_was_never_there_is_given_up_on() -> None:
-    dead = FaultyStream(MemoryStream(), SeededStreamFaults(random.Random(1), 1.0))
-    never = follow(dead, fold=fold, initial=initial, backoff=Backoff(first=0, sleep=no_sleep))
+    dead = FaultyStream(
+        MemoryStream(),
+        SeededFaults(random.Random(1), 1.0, most_before_cut=20),
+    )
+    never = follow(dead, fold=fold, initial=initial, backoff=Backoff(first=1e-6, longest=1e-6))
     with pytest.raises(RetryLaterError, match="injected"):
         await never.__aenter__()
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamfold.blob import BlobStore, open_blob_store
-from streamfold.errors import StreamfoldError, UnauthenticatedError
+from streamfold.errors import InvalidError, StreamfoldError, UnauthenticatedError
 from streamfold.follow import (
     HistoryTrimmedError,
     MemoryStream,
@@ -18,6 +19,7 @@ from streamfold.follow import (
     SnapshotUnsupportedError,
     auto,
     external,
+    follow,
     in_stream,
 )
 from streamfold.follow.clients.client import StreamRecord
@@ -26,7 +28,7 @@ from streamfold.follow.follower import Follower
 from streamfold.follow.restore.replay import FoldSpec
 from streamfold.follow.snapshots.taker import Outcome, RetentionRules
 from streamfold.model.records import Header, Record, trim_record
-from tests.follow.ledger import EAGER, SMALL, Ledger, Watched, fold, initial
+from tests.follow.ledger import EAGER, SMALL, Ledger, State, Watched, fold, initial
 
 
 async def test_an_empty_stream_restores_to_the_initial_state(ledger: Ledger) -> None:
@@ -265,6 +267,72 @@ SPOILT = [
     (mislabel, SnapshotCorruptError, "cursor is 3"),
     (undecodable, SnapshotCorruptError, "cannot decode"),
 ]
+
+
+async def test_snapshots_are_outside_in_a_folder_named_by_its_path(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await ledger.add(10)
+    async with ledger.taker(external("snapshots/orders")) as taker:
+        await taker.take()
+    assert (tmp_path / "snapshots/orders/00000000000000000010.json").is_file()
+    for place in (Path("snapshots/orders"), (tmp_path / "snapshots/orders").as_uri()):
+        async with ledger.follow(external(place)) as state:
+            assert (state.value["seen"], state.plan.records) == (ledger.expected, 0)
+
+
+async def test_an_error_of_a_fold_names_the_stream_and_the_record(ledger: Ledger) -> None:
+    await ledger.add(10)
+
+    def fail(state: State, record: StreamRecord) -> State:
+        if record.seq_num == 7:
+            raise KeyError("colour")
+        return fold(state, record)
+
+    def fail_together(state: State, records: Sequence[StreamRecord]) -> State:
+        raise KeyError("colour")
+
+    def forget(state: State, record: StreamRecord) -> State:
+        fold(state, record)
+        return None  # type: ignore[return-value]  # as folds without annotations may
+
+    name = ledger.stream.name
+    together = follow(ledger.stream, fold=fold, initial=initial, fold_batch=fail_together)
+    for follower, kind, note in (
+        (follow(ledger.stream, fold=fail, initial=initial), KeyError, f"record 7 of {name}"),
+        (together, KeyError, f"records 0 to 9 of {name}"),
+        (follow(ledger.stream, fold=forget, initial=initial), InvalidError, f"record 0 of {name}"),
+    ):
+        with pytest.raises(kind) as failure:
+            async with follower:
+                pass
+        assert failure.value.__notes__ == [f"while folding {note}"]
+
+
+async def test_a_fold_whose_state_begins_as_none_may_return_none(ledger: Ledger) -> None:
+    await ledger.add(3)
+
+    def nothing(state: str | None, record: StreamRecord) -> str | None:
+        return None if record.seq_num == 2 else "something"
+
+    def no_state() -> str | None:
+        return None
+
+    async with follow(ledger.stream, fold=nothing, initial=no_state) as state:
+        assert (state.value, state.cursor) == (None, 3)
+
+
+async def test_a_plan_says_why_it_looks_for_no_snapshot_in_the_stream(ledger: Ledger) -> None:
+    reason = "replaying 900 records is cheaper than searching them"
+    await ledger.add(900)
+    async with ledger.follow(in_stream(trim=False)) as state:
+        assert reason in str(state.plan)
+    async with ledger.follow(external("memory:")) as state:
+        assert "cheaper" not in str(state.plan)
+    await ledger.add(600)
+    async with ledger.follow(in_stream(trim=False)) as state:
+        assert "cheaper" not in str(state.plan)
 
 
 @pytest.mark.parametrize(("spoil", "error", "text"), SPOILT)

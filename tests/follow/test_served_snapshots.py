@@ -1,4 +1,4 @@
-"""Snapshots that the server keeps, through the same library as those on any blob store."""
+"""Snapshots stored by the server, through the same library as those on blob stores."""
 
 from __future__ import annotations
 

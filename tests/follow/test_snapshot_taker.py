@@ -7,6 +7,7 @@ import pytest
 
 from streamfold.blob import BlobStore
 from streamfold.errors import (
+    ConflictError,
     FencingTokenMismatchError,
     InvalidError,
     OutcomeUnknownError,
@@ -17,7 +18,6 @@ from streamfold.follow import (
     Outcome,
     Placement,
     Policy,
-    SnapshotFoldError,
     Snapshots,
     auto,
     external,
@@ -194,7 +194,7 @@ async def test_a_snapshot_of_another_fold_is_refused(
     for name in ("all-bodies", None):
         async with ledger.follow(options["snapshots"], fold_name=name) as state:
             assert state.value["seen"] == ledger.expected
-    with pytest.raises(SnapshotFoldError, match="made with the fold 'all-bodies', not with 'sum'"):
+    with pytest.raises(ConflictError, match="made with the fold 'all-bodies', not with 'sum'"):
         await ledger.follow(options["snapshots"], fold_name="sum").__aenter__()
 
 

@@ -129,6 +129,15 @@ async def test_external_snapshots_from_take_to_prune(verbs: Verbs, tmp_path: Pat
     assert verbs.ok("list", *where).split()[:3] == ["4", "external", "json"]
 
 
+async def test_snapshots_in_a_folder_of_a_plain_name(verbs: Verbs, tmp_path: Path) -> None:
+    await verbs.append("1", "2", "3")
+    where = ["--fold", "counter", "--snapshots", "snapshots"]
+    verbs.ok("take", *where)
+    assert list((tmp_path / "snapshots").iterdir())
+    [restored] = verbs.json("restore", *where)
+    assert restored["plan"]["snapshot"]["place"] == "external"
+
+
 async def test_snapshots_in_the_stream(verbs: Verbs) -> None:
     await verbs.append("1", "2", "3")
     assert verbs.ok("take", "--fold", "counter").split() == ["taken", "3", "record"]
@@ -217,6 +226,7 @@ async def test_running_takes_snapshots_until_interrupted(verbs: Verbs) -> None:
         (["restore", "--fold", "nonsense"], "last-value, merge-patch, counter, or module:function"),
         (["restore", "--fold", "absent_module:fold"], "cannot be loaded"),
         (["restore", "--fold", "counter", "--snapshots", "ftp://x"], "must begin with memory:"),
+        (["restore", "--fold", "counter", "--snapshots", "in-steam"], "neither auto nor in-stream"),
         (["restore", "--fold", "os:name"], "is not a function"),
         (["restore", "--fold", "..:fold"], "cannot be loaded"),
         (["run", "--fold", "counter", "--age", "0"], "policy age 0 must be more than 0"),

@@ -1,4 +1,4 @@
-"""Every stream client keeps the same guarantees."""
+"""All stream clients give the same guarantees."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from streamfold.follow.clients.s2 import S2Client
 from streamfold.model.records import Record, fence_record
 from streamfold.records.protobuf import delimited
 from streamfold.store import ReadRequest, from_seq_num, open_store
+from streamfold.testing.faults import ScriptedFaults
 from streamfold.testing.stream_client_kit import StreamClientConformance
-from streamfold.testing.stream_faults import FaultyStream, ScriptedStreamFaults
+from streamfold.testing.stream_faults import FaultyStream
 from tests.follow.conftest import BASIN, QUICK_TRIMS, STREAM
 
 
@@ -31,7 +32,7 @@ class TestMemoryStream(StreamClientConformance):
 class TestFaultyStreamWithoutFaults(StreamClientConformance):
     @pytest.fixture
     async def client(self) -> StreamClient:
-        return FaultyStream(MemoryStream(), ScriptedStreamFaults({}))
+        return FaultyStream(MemoryStream(), ScriptedFaults())
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def embedded() -> AsyncIterator[StreamClient]:
     async with open_store("memory:", QUICK_TRIMS) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
-        yield EmbeddedClient(store, BASIN, STREAM, lambda at: ReadRequest(from_seq_num(at)))
+        yield EmbeddedClient(store.stream(BASIN, STREAM), lambda at: ReadRequest(from_seq_num(at)))
 
 
 class TestEmbeddedStore(StreamClientConformance):

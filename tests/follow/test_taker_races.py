@@ -1,4 +1,4 @@
-"""Snapshot takers whose fold fails, or that others overtake."""
+"""Snapshot takers with failing folds, or overtaken by others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamfold.errors import RetryLaterError
 from streamfold.follow import MemoryStream, Outcome, Placement, Policy, in_stream
 from streamfold.follow.clients.client import StreamRecord
 from streamfold.follow.clients.memory import wall_clock
-from streamfold.follow.encoding.record_forms import Frame, Opening
+from streamfold.follow.encoding.record_forms import Opening, SnapshotFrame
 from streamfold.follow.snapshots import taker as taker_module
 from streamfold.follow.snapshots.taker import SnapshotTaker
 from streamfold.model.records import Record
@@ -119,7 +119,7 @@ async def test_a_taker_that_leaves_another_its_turn_does_not_ask_at_every_record
         in_stream(), policy=policy, on_taken=lambda taken: seen.append(taken.outcome)
     ) as taker:
         running = asyncio.create_task(taker.run())
-        opening = Frame("another", 0, Opening(0, "json")).record(b"")
+        opening = SnapshotFrame("another", 0, Opening(0, "json")).record(b"")
         await ledger.stream.append([opening])
         for _ in range(50):
             await ledger.add(1)

@@ -1,4 +1,4 @@
-"""Feeds hostile input to every decoder and every route, and judges what comes of it.
+"""Feeds hostile input to every decoder and route, and judges the results.
 
     python -m tests.hostile --inputs 1000000 --seed 7 --report FILE
 

@@ -1,4 +1,4 @@
-"""Sends spoiled requests to a real server, beside an ordinary client, and judges what comes of it."""
+"""Sends malformed requests to a real server alongside an ordinary client."""
 
 from __future__ import annotations
 

@@ -7,13 +7,12 @@
 | other programs | `file_decoders.py`: archives, events, change streams, PostgreSQL, configurations |
 
 Each names the errors that it may raise; anything else is a finding. Some compare two ways of doing the
-same: the compiled kernels and their plain twins, decoding at once and in steps, frames whole and in
-pieces.
+same: native code and the slow reference of its tests, decoding at once and in steps, frames whole and
+in pieces.
 """
 
 from __future__ import annotations
 
-from streamfold.records import warm_up
 from tests.hostile.client_decoders import client_decoders
 from tests.hostile.decoder import Decoder
 from tests.hostile.file_decoders import file_decoders
@@ -21,8 +20,7 @@ from tests.hostile.stored_decoders import stored_decoders
 
 
 def decoders() -> list[Decoder]:
-    """Every decoder, with the compiled kernels loaded that some are compared with."""
-    warm_up()
+    """Every decoder."""
     return [*client_decoders(), *stored_decoders(), *file_decoders()]
 
 

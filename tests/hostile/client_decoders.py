@@ -1,4 +1,4 @@
-"""Decoders of what clients send: bodies, frames, queries, headers and paths of both faces."""
+"""Decoders of client input: bodies, frames, queries, headers and paths of both faces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import zstandard
 
+from streamfold._native import count_fields
 from streamfold.errors import StreamfoldError
 from streamfold.model import access_tokens, names
 from streamfold.model.configs import TimestampMode
-from streamfold.records import append_input, kernels
-from streamfold.records.append_input import AppendInput
+from streamfold.records.batch import AppendInput, parse_append_input
 from streamfold.records.rules import Slot
 from streamfold.server.durable_streams import paths, reads
 from streamfold.server.durable_streams.subscriptions.webhooks import parse_webhook_url
@@ -35,6 +35,7 @@ from streamfold.wire.s2 import headers as s2_headers
 from streamfold.wire.s2.frames import FrameDecoder, encode_frame
 from streamfold.wire.s2.records_json import RecordFormat
 from tests.hostile.decoder import Decoder
+from tests.records import reference
 
 _DEEP = b"[" * 3_000 + b"]" * 3_000
 _DEEP_OBJECT = b'{"a":' * 2_000 + b"1" + b"}" * 2_000
@@ -66,20 +67,12 @@ _SLOT = Slot(5, TimestampMode.CLIENT_PREFER, uncapped=False, now=1_700_000_000_0
 
 
 def _proto_append(raw: bytes) -> None:
-    """The compiled scan, the quick way for one record and the plain way must agree."""
-    plain = _outcome(append_input.parse_plain, raw)
-    quick = _outcome(append_input.parse_append_input, raw)
-    if plain != quick:
-        raise AssertionError(f"plain says {plain!r}, the quick way {quick!r}")
-    twin = kernels.compiled()
-    if twin is None:
-        return
-    twin.count_parts(raw, 100)
-    scanned = twin.scan(raw) if raw else None
-    if scanned is not None:
-        compiled = _outcome(lambda data: append_input.parse_scanned(data, scanned), raw)
-        if compiled not in (None, plain):
-            raise AssertionError(f"plain says {plain!r}, the kernel {compiled!r}")
+    """Native code and the reference must agree."""
+    expected = _outcome(reference.parse_append_input, raw)
+    found = _outcome(parse_append_input, raw)
+    if expected != found:
+        raise AssertionError(f"the reference says {expected!r}, native code {found!r}")
+    count_fields(raw, 100)
 
 
 def _outcome(parse: Callable[[bytes], AppendInput | None], raw: bytes) -> object:

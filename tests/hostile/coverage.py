@@ -3,7 +3,7 @@
     python -m tests.hostile.coverage INPUTS SEED JOBS FOLDER [NAME]
 
 libFuzzer runs once per process, so each decoder gets a fork. Coverage is that of Streamfold's Python
-code; parsers in C and compiled kernels count as one step, and are reached through what calls them. The
+code; parsers in C and native code count as one step, and are reached through what calls them. The
 fuzzer continues after a finding. FOLDER/<number> has what became of a decoder: `findings` as JSON
 lines, `stats` as libFuzzer prints them, and `crash-*`, an input that ended the process.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -35,10 +36,8 @@ INSTRUMENTED = [
     "streamfold.follow.encoding",
     "streamfold.ingest.postgres.pgoutput",
     "streamfold.model",
-    "streamfold.records.append_input",
     "streamfold.records.batch",
     "streamfold.records.payload",
-    "streamfold.records.plain",
     "streamfold.records.protobuf",
     "streamfold.records.rules",
     "streamfold.server.durable_streams.paths",
@@ -72,7 +71,7 @@ def main(inputs: int, seed: int, jobs: int, folder: Path, only: str) -> None:
         place = folder / str(number)
         place.mkdir(parents=True)
         (place / "name").write_text(decoder.name)
-        runs = max(len(decoder.seeds) + 1, round(inputs * decoder.weight / whole))
+        runs = max(len(decoder.seeds) + 1, math.ceil(inputs * decoder.weight / whole))
         process: BaseProcess = context.Process(
             target=_fuzz, args=(decoder, runs, seed + number, place)
         )

@@ -1,4 +1,4 @@
-"""What a decoder promises about any bytes: a value, or one of the errors that it names."""
+"""A decoder's contract for arbitrary bytes: a value, or one of its declared errors."""
 
 from __future__ import annotations
 

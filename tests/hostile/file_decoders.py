@@ -1,4 +1,4 @@
-"""Decoders of what other programs write: archives, events, changes, configurations, PostgreSQL."""
+"""Decoders of other programs' output: archives, events, changes, configurations, PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes inputs at random: what a fuzzer does where no coverage can guide it."""
+"""Mutates inputs at random, as a fuzzer does without coverage."""
 
 from __future__ import annotations
 

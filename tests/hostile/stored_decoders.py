@@ -1,4 +1,4 @@
-"""Decoders of what a store and its snapshots hold: rows, chunks, payloads, tables, snapshots."""
+"""Decoders of stored data: rows, chunks, payloads, tables, snapshots."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import asyncio
 import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from streamfold.cluster import LeaseOwner, StoreLease
+from streamfold.cluster.lease import decode_lease, encode_lease
 from streamfold.errors import MalformedError, StreamfoldError
 from streamfold.follow.encoding.arrow_codec import ArrowCodec
-from streamfold.follow.encoding.assembly import Assembly
+from streamfold.follow.encoding.assembly import SnapshotAssembly
 from streamfold.follow.encoding.codecs import BytesCodec, Codec, JsonCodec, MsgpackCodec
 from streamfold.follow.encoding.container import Description, pack, unpack
-from streamfold.follow.encoding.record_forms import Closing, Frame, Opening, form_of
+from streamfold.follow.encoding.record_forms import Closing, Opening, SnapshotFrame, form_of
 from streamfold.model.configs import BasinConfig, StreamConfig
 from streamfold.model.positions import SeqNum, Timestamp
 from streamfold.model.records import Header, SequencedRecord
 from streamfold.model.resources import StreamTraits
-from streamfold.records import columns, kernels, payload, plain
+from streamfold.records import columns, payload
 from streamfold.server.durable_streams.subscriptions import storage
 from streamfold.server.durable_streams.subscriptions.leases import Link
 from streamfold.store import rows
@@ -29,9 +32,8 @@ from streamfold.store.log import chunks, packing
 from streamfold.store.log.chunk_files import FileName
 from streamfold.store.log.sealing import Sealing, SealingKey
 from streamfold.store.rows import StateRow, StreamRow, TailMark
-from streamfold.wire.s2 import records_json
-from streamfold.wire.s2.records_json import RecordFormat
 from tests.hostile.decoder import Decoder
+from tests.records import reference
 
 _RECORDS = [
     SequencedRecord(SeqNum(7), Timestamp(1_700_000_000_000), (), b"hello"),
@@ -41,49 +43,40 @@ _RECORDS = [
     SequencedRecord(SeqNum(9), Timestamp(1_700_000_000_005), (Header(b"", b"fence"),), b"token"),
 ]
 _PAYLOADS = (
-    payload.encode_records(_RECORDS),
-    payload.encode_records(_RECORDS[:1]),
-    payload.encode_records([SequencedRecord(SeqNum(0), Timestamp(0), (), b"x" * 1_500)]),
+    reference.encode_records(_RECORDS),
+    reference.encode_records(_RECORDS[:1]),
+    reference.encode_records([SequencedRecord(SeqNum(0), Timestamp(0), (), b"x" * 1_500)]),
     b"",
 )
 _KEY = SealingKey(bytes(range(32)))
 
 
 def _payload(raw: bytes) -> None:
-    """The kernels and their plain twins must agree: positions, records, columns and JSON."""
-    index = _attempt(lambda: _plain_index(raw))
-    measured = _attempt(lambda: _shown_index(payload.measure(raw)))
-    if index != measured:
-        raise AssertionError(f"plain measures {index!r}, the kernel {measured!r}")
-    decoded = _attempt(lambda: [record for record, _ in plain.walk(raw)])
-    compiled = columns.decode_compiled(raw) if raw else None
-    if compiled is not None and compiled != decoded:
-        raise AssertionError(f"plain decodes {decoded!r}, the kernel {compiled!r}")
-    if decoded == "refused":
-        _attempt(lambda: payload.decode(raw))
-        return
-    twin = kernels.compiled()
-    for form in RecordFormat:
-        if twin is None or not raw:
-            break
-        quick = twin.to_json(raw, base64=form is RecordFormat.BASE64)
-        if quick is not None and quick != (text := records_json.encode_plain(raw, form)):
-            raise AssertionError(f"plain writes {text!r}, the kernel {quick!r}")
-    columns.read_columns(raw)
+    """Native code and the reference must agree: positions, records, columns and JSON."""
+    _compare(lambda: reference.measure(raw), lambda: _shown_index(payload.measure(raw)))
+    _compare(lambda: [record for record, _ in reference.walk(raw)], lambda: payload.decode(raw))
+    for base64 in (False, True):
+        _compare(
+            partial(reference.write_json, raw, as_base64=base64),
+            partial(payload.write_json, raw, base64=base64),
+        )
+    _compare(lambda: _shown(reference.read_columns(raw)), lambda: _shown(columns.read_columns(raw)))
+    _attempt(lambda: payload.contents(raw))
 
 
-def _plain_index(raw: bytes) -> object:
-    offsets, timestamps, metered, first = plain.measure(raw)
-    return offsets, timestamps, metered, first
+def _compare(expected: Callable[[], object], found: Callable[[], object]) -> None:
+    wanted, got = _attempt(expected), _attempt(found)
+    if wanted != got:
+        raise AssertionError(f"the reference says {wanted!r}, native code {got!r}")
 
 
 def _shown_index(index: payload.Index) -> object:
-    return (
-        index.offsets.tolist(),
-        index.timestamps.tolist(),
-        index.metered.tolist(),
-        index.first_seq_num,
-    )
+    return index.offsets, index.timestamps, index.metered, index.first_seq_num
+
+
+def _shown(found: Any) -> object:
+    """Columns as lists."""
+    return tuple(map(_shown, found)) if isinstance(found, tuple) else found.tolist()
 
 
 def _attempt(action: Callable[[], object]) -> object:
@@ -209,7 +202,7 @@ def _state(codec: Codec[Any]) -> Callable[[bytes], object]:
 
 def _assembly(raw: bytes) -> None:
     """Snapshot records in a stream: `raw` is a payload of records."""
-    assembly = Assembly(keep=True)
+    assembly = SnapshotAssembly(keep=True)
     for record in payload.decode(raw):
         if form_of(record) is not None:
             assembly.add(record)
@@ -220,18 +213,18 @@ def _assembly_seeds() -> Iterator[bytes]:
 
     state = b'{"a":1}'
     closing = Closing(1, len(state), sha256(state).hexdigest())
-    whole = Frame("id", 0, Opening(4, "json", "fold"), closing).record(state)
-    first = Frame("id", 0, Opening(4, "json"), None).record(state)
-    last = Frame("id", 1, None, closing).record(b"")
+    whole = SnapshotFrame("id", 0, Opening(4, "json", "fold"), closing).record(state)
+    first = SnapshotFrame("id", 0, Opening(4, "json"), None).record(state)
+    last = SnapshotFrame("id", 1, None, closing).record(b"")
     text = b'{"type":"snapshot","covers_before":4,"state":{"a":1}}'
     for group in ([whole], [first, last]):
-        yield payload.encode_records(
+        yield reference.encode_records(
             [
                 SequencedRecord(SeqNum(at), Timestamp(1), record.headers, record.body)
                 for at, record in enumerate(group, 4)
             ]
         )
-    yield payload.encode_records([SequencedRecord(SeqNum(4), Timestamp(1), (), text)])
+    yield reference.encode_records([SequencedRecord(SeqNum(4), Timestamp(1), (), text)])
 
 
 def stored_decoders() -> Iterator[Decoder]:
@@ -242,6 +235,8 @@ def stored_decoders() -> Iterator[Decoder]:
     assert packed is not None
     yield Decoder("compressed chunk", packing.unpack, (packed, packed[:-4], packed + b"x"))
     yield Decoder("stored rows", _row, tuple(_row_seeds()))
+    lease = StoreLease(owner=LeaseOwner("1f", "a", 7, "b/7/1"), sequence=3, expiry=8.0)
+    yield Decoder("lease of a server", decode_lease, (encode_lease(lease), b'{"version":2}'))
     link = msgspec.msgpack.encode(Link(1, explicit=True, stream_id=None))
     document = b"\x81\xa6config\x80"
     yield Decoder(

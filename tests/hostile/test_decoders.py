@@ -1,4 +1,4 @@
-"""Every decoder of bytes from outside keeps its promise, for its seeds and for changes of them."""
+"""Every decoder of foreign bytes honours its contract for seeds and their mutations."""
 
 from __future__ import annotations
 

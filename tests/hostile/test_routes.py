@@ -1,4 +1,4 @@
-"""Every route answers spoiled requests without failing; `make prove` sends a hundred thousand."""
+"""Every route answers malformed requests. `make prove` sends a hundred thousand."""
 
 from __future__ import annotations
 

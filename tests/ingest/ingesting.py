@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from s2_sdk import S2
 
 from streamfold.backoff import Backoff
 from streamfold.errors import StreamfoldError
-from streamfold.follow.clients.client import StreamClient, StreamRecord
+from streamfold.follow.clients.client import EncodedBatch, StreamClient, StreamRecord
+from streamfold.follow.clients.memory import MemoryStream
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
 from streamfold.ingest.progress import IngestProgress
-from streamfold.ingest.streams import BasinStreams, Streams
+from streamfold.ingest.table_stream import BasinStreams, StreamOpener
+from streamfold.model.records import Record
+from streamfold.records.protobuf import fields
 from tests.ingest.conftest import BASIN
+from tests.records.reference import parse_record
 
 
 def stream(s2: S2, name: str) -> S2Client:
     return S2Client(s2.basin(BASIN).stream(name))
+
+
+def decode_batch(batch: EncodedBatch) -> list[Record]:
+    encoded = batch.records
+    return [parse_record(encoded, start, end) for _, start, end in fields(encoded, 0, len(encoded))]
+
+
+class EncodedMemoryStream(MemoryStream):
+    """A stream in memory that accepts encoded records."""
+
+    async def append_encoded(
+        self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
+    ) -> int:
+        for batch in batches:
+            appended = await self.append(
+                decode_batch(batch), match_seq_num=match_seq_num, fencing_token=fencing_token
+            )
+            match_seq_num = appended.end
+        return match_seq_num
 
 
 async def wait_for_first(client: StreamClient, condition: Callable[[StreamRecord], bool]) -> None:
@@ -39,7 +62,7 @@ class Ingesting:
     def __init__(
         self,
         database: str,
-        streams: Streams,
+        streams: StreamOpener,
         chosen: IngestOptions,
         trim_points: Mapping[str, int] | None = None,
     ) -> None:
@@ -82,7 +105,7 @@ async def ingesting(
     s2: S2,
     chosen: IngestOptions,
     *,
-    streams: Streams | None = None,
+    streams: StreamOpener | None = None,
     trim_points: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Ingesting]:
     """Ingest while the block runs; `streams` replaces those of the basin."""

@@ -1,4 +1,4 @@
-"""What PostgreSQL changes in rows without a word in its log: the table is copied again."""
+"""Row changes that PostgreSQL does not log cause a new copy of the table."""
 
 from __future__ import annotations
 

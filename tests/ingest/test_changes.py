@@ -1,4 +1,4 @@
-"""What happens to rows, and what reaches the stream."""
+"""Row changes, and the records that they become."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ import pytest
 from s2_sdk import S2, Endpoints, Timeout
 
 from streamfold.errors import NotFoundError, OutcomeUnknownError
+from streamfold.follow.clients.client import EncodedBatch
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest import RowTooLargeError, SlotLostError, SourceUnusableError
 from streamfold.ingest.postgres import ingester
 from streamfold.ingest.postgres.connection import Database
-from streamfold.ingest.postgres.copy_source import Snapshot, exported_snapshot
+from streamfold.ingest.postgres.copy_source import DatabaseSnapshot, exported_snapshot
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.table_stream import TableStream
 from streamfold.model.records import Record
@@ -132,7 +133,9 @@ async def test_an_append_session_that_the_sdk_does_not_end_is_given_up_with_its_
             with pytest.raises(NotFoundError):
                 await client.check_tail()
             monkeypatch.setattr(type(used._client), "streaming_request", waiting)
-            appending = TableStream(client, "").append_each([[Record(b"x")]] * 2)
+            appending = TableStream(client, "").append_encoded(
+                [EncodedBatch.of([Record(b"x")])] * 2
+            )
             with pytest.raises(OutcomeUnknownError, match="no acknowledgement in time"):
                 await asyncio.wait_for(appending, 30)
             before = proxy.connections
@@ -304,7 +307,7 @@ async def test_a_copy_that_never_finds_its_snapshot_ends_with_advice(
     database: str, s2: S2, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager
-    async def ended(source: Database) -> AsyncIterator[Snapshot]:
+    async def ended(source: Database) -> AsyncIterator[DatabaseSnapshot]:
         async with exported_snapshot(source) as snapshot:
             pass
         yield snapshot  # PostgreSQL knows it no more than another server would

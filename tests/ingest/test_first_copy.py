@@ -1,11 +1,11 @@
-"""Rows that the kernel encodes, and rows that are encoded one by one, are the same records."""
+"""First copies: native code and the encoder write the same records, up to the limits of an append."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,17 +15,15 @@ import pytest
 from psycopg2 import sql
 from psycopg2.extras import execute_values
 
-from streamfold.follow.clients.client import Appended, EncodedBatch
+from streamfold.follow.clients.client import EncodedBatch
 from streamfold.ingest import RowTooLargeError
 from streamfold.ingest.errors import CopyStaleError, SourceUnavailableError, SourceUnusableError
+from streamfold.ingest.postgres import first_copy, values
 from streamfold.ingest.postgres.catalog import find_tables
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.copy_source import copied_blocks, exported_snapshot
-from streamfold.ingest.postgres.encoding import encoded_copy, values
-from streamfold.ingest.postgres.encoding.encoded_copy import EncodedLines
-from streamfold.ingest.postgres.encoding.rows import RowEncoder
-from streamfold.ingest.postgres.first_copy import copy_table
-from streamfold.ingest.postgres.libpq_kernel import LineFiller
+from streamfold.ingest.postgres.first_copy import EncodedLines, copy_table
+from streamfold.ingest.postgres.rows import RowEncoder
 from streamfold.ingest.table_stream import CopyPosition, TableStream
 from streamfold.model.records import (
     BATCH_BYTES_MAX,
@@ -33,9 +31,10 @@ from streamfold.model.records import (
     Record,
     metered_size,
 )
-from streamfold.records.plain import parse_record
 from streamfold.records.protobuf import fields
+from tests.ingest.ingesting import decode_batch
 from tests.ingest.postgres import execute
+from tests.records.reference import parse_record
 
 ROWS = 2500
 COLUMNS = {
@@ -98,24 +97,13 @@ class Collected:
     records: list[Record] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
 
-    async def append(self, records: Sequence[Record], **_: object) -> Appended:
-        start = len(self.records)
-        self.records += records
-        self.batches.append(len(records))
-        assert sum(map(metered_size, records)) <= BATCH_BYTES_MAX
-        return Appended(start, len(self.records))
-
-
-class CollectedEncoded(Collected):
     async def append_encoded(self, batches: Sequence[EncodedBatch], **_: object) -> int:
         for batch in batches:
-            found = [
-                parse_record(batch.records, start, end)
-                for _, start, end in fields(batch.records, 0, len(batch.records))
-            ]
-            assert len(found) == batch.record_count
-            assert sum(map(metered_size, found)) == batch.metered
-            await self.append(found)
+            records = decode_batch(batch)
+            assert len(records) == batch.record_count
+            assert sum(map(metered_size, records)) == batch.metered <= BATCH_BYTES_MAX
+            self.records += records
+            self.batches.append(len(records))
         return len(self.records)
 
 
@@ -154,18 +142,27 @@ def hostile(database: str) -> str:
     return database
 
 
-@pytest.fixture(params=[True, False], ids=["kernel", "python"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the kernel, and as without numba."""
-    if request.param:
-        assert encoded_copy.load_kernel()
-    else:
-        monkeypatch.setattr(encoded_copy, "_writer", None)
+@pytest.fixture(params=[True, False], ids=["native", "python"])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With native code, and as if it left every line to the encoder."""
+    if not request.param:
+        monkeypatch.setattr(first_copy, "_BLOCK_MAX", -1)
 
 
-@pytest.mark.usefixtures("kernel")
-async def test_both_ways_of_the_first_copy_make_the_same_records(hostile: str) -> None:
-    plain, quick = await copied(hostile, Collected()), await copied(hostile, CollectedEncoded())
+async def copied_both_ways(
+    uri: str, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...] | None = None
+) -> tuple[Collected, Collected]:
+    """Copy by native code, and by the encoder alone."""
+    quick = await copied(uri, Collected(), key)
+    with monkeypatch.context() as without:
+        without.setattr(first_copy, "_BLOCK_MAX", -1)
+        return quick, await copied(uri, Collected(), key)
+
+
+async def test_native_code_and_the_encoder_make_the_same_records(
+    hostile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, plain = await copied_both_ways(hostile, monkeypatch)
     assert len(plain.records) == ROWS + 2
     for one, other in zip(plain.records, quick.records, strict=True):
         assert one.body == other.body
@@ -174,39 +171,37 @@ async def test_both_ways_of_the_first_copy_make_the_same_records(hostile: str) -
     assert plain.records[:-1] == quick.records[:-1]
 
 
-@pytest.mark.usefixtures("kernel")
-async def test_both_ways_resume_after_the_same_key(hostile: str) -> None:
+async def test_native_code_and_the_encoder_resume_after_the_same_key(
+    hostile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = await copied(hostile, Collected())
     headers = dict(whole.records[BATCH_RECORDS_MAX].headers)
     (key,) = execute(hostile, "SELECT k1, k2::text FROM t ORDER BY k1, k2 LIMIT 1 OFFSET 999")
     assert b"key" in headers
-    plain = await copied(hostile, Collected(), key)
-    quick = await copied(hostile, CollectedEncoded(), key)
+    quick, plain = await copied_both_ways(hostile, monkeypatch, key)
     assert len(plain.records) == ROWS - 1000 + 1
     assert plain.records[:-1] == quick.records[:-1]
 
 
-@pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("client", [Collected, CollectedEncoded])
+@pytest.mark.usefixtures("native")
 async def test_large_rows_fill_appends_up_to_their_limit_and_not_beyond(
-    database: str, client: type[Collected]
+    database: str,
 ) -> None:
     execute(
         database,
         "CREATE TABLE t (id int PRIMARY KEY, a text)",
         """INSERT INTO t SELECT n, repeat('"', 50000 * (n % 5 + 1)) FROM generate_series(1, 20) n""",
     )
-    found = await copied(database, client())
+    found = await copied(database, Collected())
     assert found.batches == [1, 3, 3, 2, 3, 2, 3, 2, 2, 1]
     execute(database, "UPDATE t SET a = repeat('x', 1 << 20) WHERE id = 7")
     with pytest.raises(RowTooLargeError, match=r'row \{"id":7\} of table public.t .* column \'a\''):
-        await copied(database, client())
+        await copied(database, Collected())
 
 
-@pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("client", [Collected, CollectedEncoded])
+@pytest.mark.usefixtures("native")
 async def test_a_copy_of_keys_that_exceed_the_reserve_fills_appends_and_not_beyond(
-    database: str, client: type[Collected]
+    database: str,
 ) -> None:
     execute(
         database,
@@ -215,16 +210,16 @@ async def test_a_copy_of_keys_that_exceed_the_reserve_fills_appends_and_not_beyo
         """INSERT INTO t SELECT repeat(chr(64 + n), 100000), repeat('x', 150000)
         FROM generate_series(1, 9) n""",
     )
-    found = await copied(database, client())
+    found = await copied(database, Collected())
     assert found.batches == [1, 3, 3, 3, 1]
-    resumed = await copied(database, client(), ("C" * 100_000,))
+    resumed = await copied(database, Collected(), ("C" * 100_000,))
     assert resumed.batches == [3, 3, 1]
     execute(database, "UPDATE t SET k = repeat('z', 200000), a = repeat('x', 800000) WHERE k < 'B'")
     with pytest.raises(RowTooLargeError, match=r"of table public.t takes"):
-        await copied(database, client())
+        await copied(database, Collected())
 
 
-def test_kernel_and_encoder_end_appends_alike_whatever_the_size_of_keys(
+def test_native_code_and_encoder_end_appends_alike_whatever_the_size_of_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = random.Random(12)
@@ -302,15 +297,14 @@ def gathered(types: Sequence[int], lines: bytes) -> list[EncodedBatch] | str:
 def both_ways(
     monkeypatch: pytest.MonkeyPatch, types: Sequence[int], blocks: Sequence[bytes]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the appends, or the error, of each block: by the kernel, and without it."""
-    assert encoded_copy.load_kernel()
+    """Return the appends, or the error, of each block: by native code, and by the encoder."""
     quick = [gathered(types, block) for block in blocks]
     with monkeypatch.context() as without:
-        without.setattr(encoded_copy, "_writer", None)
+        without.setattr(first_copy, "_BLOCK_MAX", -1)
         return quick, [gathered(types, block) for block in blocks]
 
 
-def test_kernel_and_encoder_agree_on_values_of_wrong_types_and_invalid_text(
+def test_native_code_and_encoder_agree_on_values_of_wrong_types_and_invalid_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = random.Random(11)
@@ -329,14 +323,13 @@ def test_kernel_and_encoder_agree_on_values_of_wrong_types_and_invalid_text(
                 msgspec.json.decode(parse_record(batch.records, start, end).body)
 
 
-@pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("client", [Collected, CollectedEncoded])
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("changed", ["bytea", "date", "boolean", "bigint"])
 async def test_a_copy_of_columns_that_changed_before_it_is_stale_and_not_complete(
-    database: str, client: type[Collected], changed: str
+    database: str, changed: str
 ) -> None:
     execute(database, f"CREATE TABLE t (id int PRIMARY KEY, a {changed})")
-    source, found = Database(database), client()
+    source, found = Database(database), Collected()
     target: Any = found
     with source.query() as cursor:
         (table,) = find_tables(cursor, ["t"])
@@ -354,10 +347,10 @@ async def test_a_copy_of_columns_that_changed_before_it_is_stale_and_not_complet
     assert len(found.records) == 1  # the declaration, and no mark of a complete copy
 
 
-@pytest.mark.usefixtures("kernel")
+@pytest.mark.usefixtures("native")
 async def test_a_copy_of_a_column_whose_type_only_widened_is_stale_too(database: str) -> None:
     execute(database, "CREATE TABLE t (id int PRIMARY KEY, a int)")
-    source, found = Database(database), CollectedEncoded()
+    source, found = Database(database), Collected()
     target: Any = found
     with source.query() as cursor:
         (table,) = find_tables(cursor, ["t"])
@@ -371,7 +364,7 @@ async def test_a_copy_of_a_column_whose_type_only_widened_is_stale_too(database:
     assert not any(b'"e"' in record.body for record in found.records)
 
 
-@pytest.mark.usefixtures("kernel")
+@pytest.mark.usefixtures("native")
 def test_a_row_that_is_not_utf8_is_an_error_that_names_table_key_and_column() -> None:
     message = gathered([values.INT4, 25], b"6\tgood\n7\t\xff\xfe\n")
     assert isinstance(message, str)
@@ -409,7 +402,7 @@ async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
     sleeping = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
     async with asyncio.timeout(60), exported_snapshot(source) as snapshot:
         async with copied_blocks(
-            source, table, snapshot.name, None, sql.SQL("pg_sleep(600)"), lambda: None
+            source, table, snapshot.name, None, sql.SQL("pg_sleep(600)")
         ) as found:
             reading = asyncio.ensure_future(anext(found))
             while not await asyncio.to_thread(execute, database, sleeping):
@@ -420,79 +413,54 @@ async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
     await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 30)
 
 
-async def lines_of(
-    database: str, values: str, find_filler: Callable[[], LineFiller | None]
-) -> list[bytes]:
+async def lines_of(database: str, values: str) -> list[bytes]:
     """The blocks of a COPY of values of table t."""
     source = Database(database)
     with source.query() as cursor:
         (table,) = find_tables(cursor, ["t"])
     async with (
         exported_snapshot(source) as snapshot,
-        copied_blocks(source, table, snapshot.name, None, sql.SQL(values), find_filler) as found,
+        copied_blocks(source, table, snapshot.name, None, sql.SQL(values)) as found,
     ):
         return [block async for block in found]
 
 
-@pytest.fixture
-def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process."""
-    for name, value in {
-        "_writer": None,
-        "_filler": None,
-        "_loading": None,
-        "_waited": False,
-    }.items():
-        monkeypatch.setattr(encoded_copy, name, value)
-
-
-@pytest.mark.usefixtures("not_loaded")
-async def test_the_kernel_writes_a_large_table_from_its_first_row_on(
+async def test_native_code_writes_a_large_table_from_its_first_row_on(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoded_copy, "_LOAD_WAIT", 120.0)  # it may have to be compiled
     by_python: list[bytes] = []
     monkeypatch.setattr(EncodedLines, "_add_line", lambda _, line: by_python.append(line))
     execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)",
             "INSERT INTO t SELECT n, repeat('x', 84) FROM generate_series(1, 40000) n")  # fmt: skip
-    found = await copied(database, CollectedEncoded())
+    found = await copied(database, Collected())
     assert len(found.records) == 40_002
     assert not by_python
 
 
-@pytest.mark.usefixtures("not_loaded")
-async def test_a_table_of_one_block_does_not_load_the_kernel(database: str) -> None:
-    execute(database, "CREATE TABLE t (id int PRIMARY KEY)",
-            "INSERT INTO t SELECT generate_series(1, 3000)")  # fmt: skip
-    assert len((await copied(database, CollectedEncoded())).records) == 3002
-    assert encoded_copy._loading is None
-
-
-async def test_the_kernel_takes_the_lines_that_python_takes(database: str) -> None:
-    assert encoded_copy.load_kernel()
+async def test_lines_arrive_in_order_however_long_and_many(database: str) -> None:
     execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)",
             "INSERT INTO t SELECT n, repeat('x', n % 50) FROM generate_series(1, 50000) n",
             "INSERT INTO t SELECT -n, repeat(chr(9), n * 500000) FROM generate_series(1, 6) n",
             "INSERT INTO t VALUES (0, NULL)")  # fmt: skip
-    by_python = await lines_of(database, "id, a", lambda: None)
-    by_kernel = await lines_of(database, "id, a", encoded_copy.line_filler)
-    fillers = iter([None])
-    by_both = await lines_of(database, "id, a", lambda: next(fillers, encoded_copy.line_filler()))
-    assert b"".join(by_kernel) == b"".join(by_python) == b"".join(by_both)
-    assert b"".join(by_python).count(b"\n") == 50007
-    assert all(block.endswith(b"\n") for block in (*by_python, *by_kernel, *by_both))
+    blocks = await lines_of(database, "id, a")
+    assert b"".join(blocks) == b"".join(
+        [
+            *(b"-%d\t%s\n" % (n, b"\\t" * 500_000 * n) for n in range(6, 0, -1)),
+            b"0\t\\N\n",
+            *(b"%d\t%s\n" % (n, b"x" * (n % 50)) for n in range(1, 50_001)),
+        ]
+    )
+    assert all(block.endswith(b"\n") for block in blocks)
     execute(database, "TRUNCATE t")
-    assert await lines_of(database, "id", encoded_copy.line_filler) == []
+    assert await lines_of(database, "id") == []
 
 
-@pytest.mark.parametrize("find_filler", [lambda: None, encoded_copy.line_filler])
 async def test_a_copy_that_fails_between_its_rows_raises_the_error_of_postgres(
-    database: str, find_filler: Callable[[], LineFiller | None]
+    database: str,
 ) -> None:
-    assert encoded_copy.load_kernel()
     execute(database, "CREATE TABLE t (id int PRIMARY KEY)",
             "INSERT INTO t SELECT generate_series(1, 20000)")  # fmt: skip
     with pytest.raises(SourceUnusableError, match="division by zero"):
-        await lines_of(database, "1 / (id - 15000)", find_filler)
+        await lines_of(database, "1 / (id - 15000)")
     with pytest.raises(SourceUnusableError, match="no_such_column"):
-        await lines_of(database, "no_such_column", find_filler)
+        await lines_of(database, "no_such_column")

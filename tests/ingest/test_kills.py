@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -78,6 +79,26 @@ class Load(threading.Thread):
         self.join()
 
 
+async def kill_in_rounds(arguments: Sequence[str], load: Load, pauses: random.Random) -> int:
+    """Kill ingesters under load, the first within its copy, the others at any point.
+
+    Returns how many transactions the copy may hold.
+    """
+    copied = 0
+    load.start()
+    try:
+        for number in range(ROUNDS):
+            process = await start(*arguments)
+            await line_with(process, b"copying" if number == 0 else b"following")
+            if number == 1:
+                copied = load.transactions
+            await asyncio.sleep(pauses.uniform(0, 0.1 if number == 0 else 1.5))
+            await kill(process)
+    finally:
+        await asyncio.to_thread(load.stop)
+    return copied
+
+
 async def test_a_killed_ingester_loses_and_repeats_nothing(
     database: str, s2: S2, endpoint: str
 ) -> None:
@@ -90,21 +111,8 @@ async def test_a_killed_ingester_loses_and_repeats_nothing(
         *("ingest", "postgres", "--dsn", database, "--table", "t", "--basin", BASIN),
         *("--slot", database_name(database), "--endpoint", endpoint, "--json"),
     )
-    pauses = random.Random(7)
-    load, copied = Load(database, seed=7), 0
-    load.start()
-    try:
-        for number in range(ROUNDS):
-            process = await start(*arguments)
-            # In the first round within the copy, then at any point.
-            await line_with(process, b"copying" if number == 0 else b"following")
-            if number == 1:
-                copied = load.transactions  # at most: the copy may hold them
-            await asyncio.sleep(pauses.uniform(0, 0.1 if number == 0 else 1.5))
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
-    finally:
-        await asyncio.to_thread(load.stop)
+    load = Load(database, seed=7)
+    copied = await kill_in_rounds(arguments, load, random.Random(7))
     execute(database, f"INSERT INTO t VALUES ({END}, 'end')")
     process = await start(*arguments)
     try:
@@ -140,19 +148,8 @@ async def test_a_killed_ingester_of_one_stream_loses_and_repeats_nothing(
         *("--table", "note", "--stream", "all"),
         *("--slot", database_name(database), "--endpoint", endpoint, "--json"),
     )
-    pauses = random.Random(13)
-    load, copied = Load(database, seed=13), 0
-    load.start()
-    try:
-        for number in range(ROUNDS):
-            process = await start(*arguments)
-            await line_with(process, b"copying" if number == 0 else b"following")
-            if number == 1:
-                copied = load.transactions  # at most: the copy may hold them
-            await asyncio.sleep(pauses.uniform(0, 0.1 if number == 0 else 1.5))
-            await kill(process)
-    finally:
-        await asyncio.to_thread(load.stop)
+    load = Load(database, seed=13)
+    copied = await kill_in_rounds(arguments, load, random.Random(13))
     execute(database, f"INSERT INTO t VALUES ({END}, 'end')")
     ((last,),) = execute(database, "SELECT max(id) FROM note")
     process = await start(*arguments)

@@ -1,4 +1,4 @@
-"""A large transaction goes through an ingester that holds only a part of it."""
+"""A large transaction passes through an ingester that holds only part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An older PostgreSQL, which differs in what it does without a publication."""
+"""An older PostgreSQL, which behaves differently without a publication."""
 
 from __future__ import annotations
 

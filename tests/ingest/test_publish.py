@@ -1,4 +1,4 @@
-"""`streamfold publish`: a table of the database becomes an archive, whatever is killed meanwhile."""
+"""`streamfold publish` archives a table even if processes are killed meanwhile."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_a_missing_java_is_said_before_anything_starts(
 
 
 def test_missing_extras_are_named_together() -> None:
-    for package in ("granian", "psycopg2", "pyspark"):
+    for package in ("uvloop", "psycopg2", "pyspark"):
         script = (
             f"import sys; sys.modules[{package!r}] = None; from streamfold.cli.main import main; "
             "main(['publish', 'postgresql:///x', '--table', 't', '--to', 'a'])"

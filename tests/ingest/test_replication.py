@@ -1,31 +1,24 @@
-"""Messages of the replication protocol: many at once, and one by one with the same result."""
+"""Messages of the replication protocol, taken many at once."""
 
 from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
-import numpy as np
 import psycopg2
 import pytest
 
-from streamfold.errors import MalformedError
-from streamfold.ingest.postgres.change_batches import load_kernel
+from streamfold._native import CodecError, split_messages
 from streamfold.ingest.postgres.connection import Database
-from streamfold.ingest.postgres.encoding.row_kernel import PADDING
-from streamfold.ingest.postgres.encoding.runs import RunReader, split_run
-from streamfold.ingest.postgres.libpq_kernel import BYTES, MESSAGES
 from streamfold.ingest.postgres.pgoutput import Insert, Lsn, decode_message, parse_lsn
-from streamfold.ingest.postgres.replication import Received, Replication, split_messages
+from streamfold.ingest.postgres.replication import Replication
 from tests.ingest.postgres import database_name, execute
 from tests.proving import seeds
 
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    assert load_kernel()
+#: Messages, and their bytes, that are taken at once.
+MESSAGES, BYTES = 8192, 1 << 20
 
 
 def protocol_messages(rng: random.Random, *, damaged: float) -> list[bytes]:
@@ -42,27 +35,36 @@ def protocol_messages(rng: random.Random, *, damaged: float) -> list[bytes]:
     return found
 
 
-def outcome_of(
-    split: Callable[[Sequence[bytes]], Received], found: Sequence[bytes]
-) -> tuple[list[bytes], int, bool] | str:
+def split_slowly(found: Sequence[bytes]) -> tuple[list[bytes], int, bool] | bytes:
+    """The messages of pgoutput, the end of the log and whether an answer is due, or what is wrong."""
+    messages, wal_end, asked = [], 0, False
+    for message in found:
+        if message[:1] == b"w" and len(message) >= 25:
+            (wal_end,) = struct.unpack_from(">8xQ", message, 1)
+            messages.append(message[25:])
+        elif message[:1] == b"k" and len(message) == 18:
+            (wal_end,) = struct.unpack_from(">Q", message, 1)
+            asked = asked or message[-1] != 0
+        else:
+            return message[:1]
+    return messages, wal_end, asked
+
+
+def split(found: Sequence[bytes]) -> tuple[list[bytes], int, bool] | bytes:
     try:
-        received = split(found)
-    except MalformedError as error:
-        return error.message
-    messages = [received.messages[number] for number in range(len(received.messages))]
-    return messages, received.wal_end, received.asked
-
-
-def by_kernel(found: Sequence[bytes]) -> Received:
-    raw = np.frombuffer(bytearray().join([*found, PADDING]), np.uint8)
-    return split_run(raw, np.cumsum([len(message) for message in found], dtype=np.int64))
+        run, wal_end, asked = split_messages(found)
+    except CodecError as error:
+        code, kind, *_ = error.args
+        assert code == "replication"
+        return bytes([kind]) if kind < 256 else b""
+    return [run[number] for number in range(len(run))], wal_end, asked
 
 
 @pytest.mark.parametrize("damaged", [0.0, 0.01, 0.5])
 @pytest.mark.parametrize("seed", seeds(10, proving=1000))
-def test_the_kernel_splits_messages_as_python_does(seed: int, damaged: float) -> None:
+def test_native_code_splits_messages_as_python_does(seed: int, damaged: float) -> None:
     found = protocol_messages(random.Random(seed), damaged=damaged)
-    assert outcome_of(by_kernel, found) == outcome_of(split_messages, found)
+    assert split(found) == split_slowly(found)
 
 
 @contextmanager
@@ -79,52 +81,50 @@ def slot(database: str) -> str:
     return name
 
 
-def changes_until(replication: Replication, reader: RunReader | None, last: bytes) -> list[bytes]:
+def changes_until(replication: Replication, last: bytes) -> list[bytes]:
     """Return all messages up to the insert of a row with this id."""
     found: list[bytes] = []
     while True:
-        replication.gather(reader)
-        received = replication.take(reader)
-        for number in range(len(received.messages)):
-            found.append(received.messages[number])
+        replication.gather()
+        run = replication.take().run
+        for number in range(len(run)):
+            found.append(run[number])
             event = decode_message(found[-1])
             if isinstance(event, Insert) and event.new[0] == last:
                 return found
 
 
-def test_the_kernel_receives_what_python_receives_however_long(database: str, slot: str) -> None:
+def test_messages_arrive_in_order_however_long_and_many(database: str, slot: str) -> None:
     rows = 2 * MESSAGES
     execute(database, f"INSERT INTO t SELECT n, 'x' FROM generate_series(1, {rows}) n",
             f"INSERT INTO t VALUES (-1, repeat('long', {BYTES // 3}))",
             f"INSERT INTO t SELECT -n, repeat('y', {BYTES // 5}) FROM generate_series(2, 9) n",
             "INSERT INTO t VALUES (0, 'last')")  # fmt: skip
-    found = []
-    for reader in (None, RunReader()):
-        with replicating(database, slot) as replication:
-            found.append(changes_until(replication, reader, b"0"))
-    plain, by_kernel = found
-    assert len(plain) > rows
-    assert by_kernel == plain
+    with replicating(database, slot) as replication:
+        events = map(decode_message, changes_until(replication, b"0"))
+    found = [event.new for event in events if isinstance(event, Insert)]
+    assert found == [
+        *((b"%d" % number, b"x") for number in range(1, rows + 1)),
+        (b"-1", b"long" * (BYTES // 3)),
+        *((b"-%d" % number, b"y" * (BYTES // 5)) for number in range(2, 10)),
+        (b"0", b"last"),
+    ]
 
 
-@pytest.mark.parametrize("kernel", [False, True])
-def test_a_connection_that_the_server_ends_raises_its_error(
-    database: str, slot: str, kernel: bool
-) -> None:
-    reader = RunReader() if kernel else None
+def test_a_connection_that_the_server_ends_raises_its_error(database: str, slot: str) -> None:
     with replicating(database, slot) as replication:
         execute(database, "INSERT INTO t VALUES (1, 'first')")
-        changes_until(replication, reader, b"1")
+        changes_until(replication, b"1")
         execute(database, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "
                 f"WHERE slot_name = '{slot}'")  # fmt: skip
         with pytest.raises(psycopg2.Error, match="terminating connection") as failure:
-            changes_until(replication, reader, b"none")
+            changes_until(replication, b"none")
         assert failure.value.pgcode == "57P01"
         with pytest.raises(psycopg2.Error):
             replication.confirm(Lsn(1), ask=False)
         for _ in range(3):
             with pytest.raises(psycopg2.Error):
-                replication.gather(reader)
+                replication.gather()
         with pytest.raises(psycopg2.Error):
             replication.fileno()  # libpq has closed it: there is nothing to wait for
 
@@ -135,8 +135,8 @@ def test_what_is_confirmed_is_what_was_given(database: str, slot: str) -> None:
     )
     query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{slot}'"
     with replicating(database, slot) as replication:
-        changes_until(replication, None, b"1")
+        changes_until(replication, b"1")
         replication.confirm(parse_lsn(lsn), ask=True)
         execute(database, "INSERT INTO t VALUES (2, 'b')")
-        changes_until(replication, None, b"2")
+        changes_until(replication, b"2")
         assert execute(database, query) == [(lsn,)]

@@ -14,12 +14,11 @@ import pytest
 from s2_sdk import S2
 
 from streamfold.errors import RetryLaterError
-from streamfold.follow.clients.client import Appended, EncodedBatch, StreamClient
+from streamfold.follow.clients.client import EncodedBatch, EncodedClient
 from streamfold.follow.clients.s2 import S2Client
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
-from streamfold.ingest.streams import BasinStreams
-from streamfold.model.records import Record
+from streamfold.ingest.table_stream import BasinStreams
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream, wait_for_first
 from tests.ingest.postgres import (
@@ -77,19 +76,6 @@ class FailingClient(S2Client):
 
     failing = False
 
-    async def append(
-        self,
-        records: Sequence[Record],
-        *,
-        match_seq_num: int | None = None,
-        fencing_token: str | None = None,
-    ) -> Appended:
-        if match_seq_num is not None:
-            self._refuse()
-        return await super().append(
-            records, match_seq_num=match_seq_num, fencing_token=fencing_token
-        )
-
     async def append_encoded(
         self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
     ) -> int:
@@ -112,7 +98,7 @@ class FailingStreams(BasinStreams):
         self._s2 = s2
         self.clients: dict[str, FailingClient] = {}
 
-    async def ensure(self, name: str) -> StreamClient:
+    async def ensure(self, name: str) -> EncodedClient:
         await super().ensure(name)
         self.clients[name] = FailingClient(self._s2.basin(BASIN).stream(name))
         return self.clients[name]
@@ -143,7 +129,7 @@ class HeldStreams(BasinStreams):
         self._s2 = s2
         self.clients: dict[str, HeldClient] = {}
 
-    async def ensure(self, name: str) -> StreamClient:
+    async def ensure(self, name: str) -> EncodedClient:
         await super().ensure(name)
         self.clients[name] = HeldClient(self._s2.basin(BASIN).stream(name))
         return self.clients[name]
@@ -154,21 +140,17 @@ class DroppingClient(S2Client):
 
     appended: asyncio.Event | None = None
 
-    async def append(
-        self,
-        records: Sequence[Record],
-        *,
-        match_seq_num: int | None = None,
-        fencing_token: str | None = None,
-    ) -> Appended:
-        done = await super().append(
-            records, match_seq_num=match_seq_num, fencing_token=fencing_token
+    async def append_encoded(
+        self, batches: Sequence[EncodedBatch], *, match_seq_num: int, fencing_token: str
+    ) -> int:
+        end = await super().append_encoded(
+            batches, match_seq_num=match_seq_num, fencing_token=fencing_token
         )
         if self.appended is not None:
             self.appended.set()
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
-        return done
+        return end
 
 
 class DroppingStreams(BasinStreams):
@@ -179,7 +161,7 @@ class DroppingStreams(BasinStreams):
         self._s2 = s2
         self.clients: dict[str, DroppingClient] = {}
 
-    async def ensure(self, name: str) -> StreamClient:
+    async def ensure(self, name: str) -> EncodedClient:
         await super().ensure(name)
         self.clients[name] = DroppingClient(self._s2.basin(BASIN).stream(name))
         return self.clients[name]

@@ -1,4 +1,4 @@
-"""The lines of JSON that the verbs of `ingest` print."""
+"""The JSON lines of the `ingest` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laredo's own reader and writer against ours: run by `make prove`; fails without Laredo's code."""
+"""Laredo's own reader and writer against ours. Run by `make prove`; needs Laredo's code."""
 
 from __future__ import annotations
 

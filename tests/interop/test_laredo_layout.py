@@ -24,13 +24,8 @@ from streamfold.archive.write.writer import GAP
 from streamfold.blob import LocalBlobStore
 from streamfold.cli.archives.json_output import archive_text
 from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.archive.tables import new_ids
 from tests.interop.laredo_reader import LaredoReader
 

@@ -1,4 +1,4 @@
-"""What access tokens are good for."""
+"""Rules for access tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from streamfold.model.access_tokens import (
     GROUP_OPERATIONS,
     NOTHING,
     Group,
-    Operation,
     OperationGroups,
     Permission,
     ResourceSet,
+    Right,
     Scope,
     Secret,
     parse_token_id,
@@ -67,7 +67,7 @@ def test_a_set_covers_those_within_it(
 
 def test_every_operation_is_in_a_group() -> None:
     grouped = [half for halves in GROUP_OPERATIONS.values() for half in halves]
-    assert frozenset().union(*grouped) == set(Operation)
+    assert frozenset().union(*grouped) == set(Right)
 
 
 @pytest.mark.parametrize("group", Group)
@@ -78,17 +78,17 @@ def test_reading_and_writing_are_apart(group: Group) -> None:
 
 def test_operations_are_those_of_the_groups_and_those_named() -> None:
     groups = OperationGroups(stream=Permission(read=True), basin=Permission(write=True))
-    wanted = Scope(op_groups=groups, ops=frozenset({Operation.FENCE, Operation.READ}))
+    wanted = Scope(op_groups=groups, ops=frozenset({Right.FENCE, Right.READ}))
     assert wanted.operations == {
-        Operation.GET_STREAM_CONFIG,
-        Operation.CHECK_TAIL,
-        Operation.READ,
-        Operation.STREAM_METRICS,
-        Operation.CREATE_STREAM,
-        Operation.DELETE_STREAM,
-        Operation.RECONFIGURE_STREAM,
-        Operation.RECONFIGURE_BASIN,
-        Operation.FENCE,
+        Right.GET_STREAM_CONFIG,
+        Right.CHECK_TAIL,
+        Right.READ,
+        Right.STREAM_METRICS,
+        Right.CREATE_STREAM,
+        Right.DELETE_STREAM,
+        Right.RECONFIGURE_STREAM,
+        Right.RECONFIGURE_BASIN,
+        Right.FENCE,
     }
 
 

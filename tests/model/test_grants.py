@@ -1,4 +1,4 @@
-"""What callers may do, what they may pass on, and what they are shown."""
+"""What callers may do, delegate and see."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from streamfold.model.access_tokens import (
     EVERYTHING,
     NOTHING,
     AccessToken,
-    Operation,
     OperationGroups,
     Permission,
     ResourceSet,
+    Right,
     Scope,
 )
 from streamfold.model.grants import ROOT, Grant, Listing
@@ -26,7 +26,7 @@ from streamfold.model.resources import BasinInfo, Page, StreamInfo
 exact, prefix = ResourceSet.exact, ResourceSet.prefix
 
 
-def scope(*operations: Operation, streams: ResourceSet = EVERYTHING) -> Scope:
+def scope(*operations: Right, streams: ResourceSet = EVERYTHING) -> Scope:
     return Scope(EVERYTHING, streams, EVERYTHING, ops=frozenset(operations))
 
 
@@ -37,36 +37,34 @@ def issuer(expires_at: int | None = None, streams: ResourceSet = EVERYTHING) -> 
 @pytest.mark.parametrize(
     ("operation", "resources", "allowed"),
     [
-        (Operation.READ, {"basin": "basin-a", "stream": "s/1"}, True),
-        (Operation.READ, {"basin": "basin-a", "stream": "t/1"}, False),
-        (Operation.READ, {"basin": "basin-b", "stream": "s/1"}, False),
-        (Operation.READ, {"basin": "basin-a"}, False),
-        (Operation.READ, {"stream": "s/1"}, False),
-        (Operation.READ, {}, False),
-        (Operation.APPEND, {"basin": "basin-a", "stream": "s/1"}, False),
-        (Operation.LIST_STREAMS, {"basin": "basin-a"}, True),
-        (Operation.LIST_STREAMS, {"basin": "basin-b"}, False),
-        (Operation.LIST_BASINS, {}, True),
-        (Operation.LIST_BASINS, {"basin": "basin-b"}, False),
-        (Operation.REVOKE_ACCESS_TOKEN, {"token_id": "mine"}, True),
-        (Operation.REVOKE_ACCESS_TOKEN, {"token_id": "yours"}, False),
-        (Operation.REVOKE_ACCESS_TOKEN, {}, False),
+        (Right.READ, {"basin": "basin-a", "stream": "s/1"}, True),
+        (Right.READ, {"basin": "basin-a", "stream": "t/1"}, False),
+        (Right.READ, {"basin": "basin-b", "stream": "s/1"}, False),
+        (Right.READ, {"basin": "basin-a"}, False),
+        (Right.READ, {"stream": "s/1"}, False),
+        (Right.READ, {}, False),
+        (Right.APPEND, {"basin": "basin-a", "stream": "s/1"}, False),
+        (Right.LIST_STREAMS, {"basin": "basin-a"}, True),
+        (Right.LIST_STREAMS, {"basin": "basin-b"}, False),
+        (Right.LIST_BASINS, {}, True),
+        (Right.LIST_BASINS, {"basin": "basin-b"}, False),
+        (Right.REVOKE_ACCESS_TOKEN, {"token_id": "mine"}, True),
+        (Right.REVOKE_ACCESS_TOKEN, {"token_id": "yours"}, False),
+        (Right.REVOKE_ACCESS_TOKEN, {}, False),
     ],
 )
 def test_an_operation_is_allowed_on_what_is_covered(
-    operation: Operation, resources: dict[str, str], allowed: bool
+    operation: Right, resources: dict[str, str], allowed: bool
 ) -> None:
-    grant = Grant(
-        frozenset(Operation) - {Operation.APPEND}, exact("basin-a"), prefix("s/"), exact("mine")
-    )
+    grant = Grant(frozenset(Right) - {Right.APPEND}, exact("basin-a"), prefix("s/"), exact("mine"))
     assert grant.allows(operation, **resources) is allowed
     if not allowed:
         with pytest.raises(PermissionDeniedError, match=operation):
             grant.require(operation, **resources)
 
 
-@pytest.mark.parametrize("operation", Operation)
-def test_root_may_do_everything(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", Right)
+def test_root_may_do_everything(operation: Right) -> None:
     assert ROOT.allows(operation, "any-basin", "any stream", "any token")
 
 
@@ -77,13 +75,13 @@ def test_a_token_without_operations_is_refused() -> None:
 
 @pytest.mark.parametrize("streams", [NOTHING, exact("a")])
 def test_an_auto_prefix_needs_a_prefix(streams: ResourceSet) -> None:
-    token = AccessToken("t", scope(Operation.READ, streams=streams), auto_prefix_streams=True)
+    token = AccessToken("t", scope(Right.READ, streams=streams), auto_prefix_streams=True)
     with pytest.raises(InvalidError, match="prefix"):
         ROOT.issue(token)
 
 
 def test_a_token_expires_with_its_issuer_unless_it_says_when() -> None:
-    token = AccessToken("t", scope(Operation.READ))
+    token = AccessToken("t", scope(Right.READ))
     assert ROOT.issue(token).expires_at is None
     assert issuer(1000).issue(token).expires_at == 1000
     assert issuer(1000).issue(replace(token, expires_at=999)).expires_at == 999
@@ -100,14 +98,14 @@ def test_a_token_cannot_grant_more_than_its_issuer_has() -> None:
                 exact("basin-a"),
                 prefix("s/"),
                 prefix("reader/"),
-                ops=frozenset({Operation.READ, Operation.ISSUE_ACCESS_TOKEN}),
+                ops=frozenset({Right.READ, Right.ISSUE_ACCESS_TOKEN}),
             ),
         )
     )
-    same = Scope(exact("basin-a"), prefix("s/t/"), ops=frozenset({Operation.READ}))
+    same = Scope(exact("basin-a"), prefix("s/t/"), ops=frozenset({Right.READ}))
     assert reader.issue(AccessToken("reader/1", same)).scope == same
     for more in (
-        replace(same, ops=frozenset({Operation.READ, Operation.APPEND})),
+        replace(same, ops=frozenset({Right.READ, Right.APPEND})),
         replace(same, op_groups=OperationGroups(stream=Permission(read=True))),
         replace(same, basins=EVERYTHING),
         replace(same, basins=exact("basin-b")),
@@ -120,11 +118,11 @@ def test_a_token_cannot_grant_more_than_its_issuer_has() -> None:
 
 def test_an_issuer_may_only_give_out_ids_that_it_covers() -> None:
     grant = replace(ROOT, access_tokens=prefix("team/"))
-    wanted = scope(Operation.READ)
+    wanted = scope(Right.READ)
     with pytest.raises(PermissionDeniedError, match="issue-access-token"):
         grant.issue(AccessToken("other", replace(wanted, access_tokens=NOTHING)))
     with pytest.raises(PermissionDeniedError, match="issue-access-token"):
-        Grant(frozenset({Operation.READ}), EVERYTHING, EVERYTHING, EVERYTHING).issue(
+        Grant(frozenset({Right.READ}), EVERYTHING, EVERYTHING, EVERYTHING).issue(
             AccessToken("t", wanted)
         )
 
@@ -133,7 +131,7 @@ TEXTS = st.text("ab/", max_size=3)
 SETS = st.builds(ResourceSet, TEXTS, st.booleans())
 GRANTS = st.builds(
     Grant,
-    st.frozensets(st.sampled_from(Operation)),
+    st.frozensets(st.sampled_from(Right)),
     SETS,
     SETS,
     SETS,
@@ -142,11 +140,11 @@ GRANTS = st.builds(
 NAMES = st.none() | st.text("ab/", min_size=1, max_size=4)
 
 
-@given(GRANTS, GRANTS, st.sampled_from(Operation), NAMES, NAMES, NAMES)
+@given(GRANTS, GRANTS, st.sampled_from(Right), NAMES, NAMES, NAMES)
 def test_whatever_is_covered_allows_no_more(
     larger: Grant,
     smaller: Grant,
-    operation: Operation,
+    operation: Right,
     basin: str | None,
     stream: str | None,
     token_id: str | None,
@@ -156,15 +154,15 @@ def test_whatever_is_covered_allows_no_more(
         assert larger.allows(operation, *resources)
 
 
-@given(GRANTS, SETS, SETS, SETS, st.frozensets(st.sampled_from(Operation), min_size=1))
+@given(GRANTS, SETS, SETS, SETS, st.frozensets(st.sampled_from(Right), min_size=1))
 def test_whatever_is_issued_allows_no_more_for_no_longer(
     larger: Grant,
     basins: ResourceSet,
     streams: ResourceSet,
     tokens: ResourceSet,
-    operations: frozenset[Operation],
+    operations: frozenset[Right],
 ) -> None:
-    larger = replace(larger, operations=larger.operations | {Operation.ISSUE_ACCESS_TOKEN})
+    larger = replace(larger, operations=larger.operations | {Right.ISSUE_ACCESS_TOKEN})
     try:
         issued = larger.issue(AccessToken("a", Scope(basins, streams, tokens, ops=operations)))
     except PermissionDeniedError:
@@ -188,7 +186,7 @@ def basin_page(*names: str, has_more: bool = False) -> Page[BasinInfo]:
 
 
 def prefixed(streams: str) -> Grant:
-    return Grant.of(AccessToken("t", scope(Operation.READ, streams=prefix(streams)), True))
+    return Grant.of(AccessToken("t", scope(Right.READ, streams=prefix(streams)), True))
 
 
 def test_an_auto_prefix_goes_before_names_in_requests() -> None:
@@ -240,6 +238,6 @@ def test_a_listing_of_one_name_shows_no_neighbour_and_has_no_more() -> None:
 
 
 def test_a_listing_of_tokens_shows_those_covered() -> None:
-    tokens = tuple(AccessToken(name, scope(Operation.READ)) for name in ("a/1", "a/2"))
+    tokens = tuple(AccessToken(name, scope(Right.READ)) for name in ("a/1", "a/2"))
     grant = replace(ROOT, access_tokens=prefix("a/"))
     assert grant.show_access_tokens(Page(tokens, True)) == Page(tokens, True)

@@ -12,7 +12,7 @@ from streamfold.testing.proof_report import ProofReport
 from tests.mutants.mutation import StaleMutationError
 from tests.mutants.mutations import MUTATIONS
 from tests.mutants.results import caught, replace_table, text_table
-from tests.mutants.trial import FormerSourcesError, Laboratory, Verdict
+from tests.mutants.trial import Laboratory, Verdict
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
                 continue
             try:
                 verdict = laboratory.try_mutation(mutation)
-            except (StaleMutationError, FormerSourcesError) as error:
+            except StaleMutationError as error:
                 verdict = Verdict(mutation, str(error), "", "", 0.0)
             verdicts.append(verdict)
             print(f"{mutation.name}, {verdict.seconds:.1f} s: {_outcome(verdict)}", flush=True)

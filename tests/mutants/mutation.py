@@ -1,4 +1,4 @@
-"""What a mutation is: one promise, the lines that break it, and the check that must notice."""
+"""A mutation: one guarantee, the lines that break it, and the check that must notice."""
 
 from __future__ import annotations
 
@@ -61,14 +61,6 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
-    """Sources as they were at a commit, with the simulation of another one if they had none."""
-
-    commit: str
-    simulation: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Mutation:
     """A guarantee that is broken on purpose."""
 
@@ -81,19 +73,17 @@ class Mutation:
     violation: str
     #: Seconds within which the check must find it, on two cores that others use, too.
     seconds: int = 120
-    #: Where the edits are made; None = in today's sources.
-    former: Former | None = None
 
 
-def simulation(seeds: int = 400) -> Check:
+def simulation(*more: str, seeds: int = 400) -> Check:
     """Random programs on simulated storage, in one process."""
-    arguments = ("-m", "streamfold.testing.simulation", "--first", "1", "--seeds", str(seeds))
-    return Check("simulation", arguments)
+    options = ("--first", "1", "--seeds", str(seeds), "--no-shrink", *more)
+    return Check("simulation", ("-m", "streamfold.testing.simulation", *options))
 
 
-def adversary(seed: int = 8, rounds: int = 6) -> Check:
+def adversary(*more: str, seed: int = 8, rounds: int = 6) -> Check:
     """A real server on local disk, attacked from outside."""
-    options = ("--seed", str(seed), "--rounds", str(rounds), "--source", SOURCES)
+    options = ("--seed", str(seed), "--rounds", str(rounds), "--source", SOURCES, *more)
     return Check("adversary", ("-m", "streamfold.testing.adversary", *options))
 
 

@@ -1,22 +1,21 @@
-"""Mutations fit the sources of today, and a mutation counts as caught only by what it breaks."""
+"""Mutations fit the current sources and count as caught only by the right failure."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.mutants.mutation import Check, Edit, Mutation, StaleMutationError
 from tests.mutants.mutations import MUTATIONS
-from tests.mutants.results import markdown_table, text_table
+from tests.mutants.results import markdown_table, replace_table, text_table
 from tests.mutants.trial import ROOT, Laboratory, Verdict, apply_edits
 
-#: The checks of `make prove`, apart from those that need sources of former commits.
-TODAY = [mutation for mutation in MUTATIONS if mutation.former is None]
 PAGE = ROOT / "docs" / "contributing" / "mutations.md"
 
 
-@pytest.mark.parametrize("mutation", TODAY, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mutation_fits_the_sources(mutation: Mutation) -> None:
     sources = ROOT / "src"
     assert mutation.edits
@@ -38,6 +37,16 @@ def test_names_are_unique_and_the_page_has_them_all() -> None:
     page = PAGE.read_text()
     assert [name for name in names if f"\n| {name} | " not in page] == []
     assert [m.promise for m in MUTATIONS if m.promise not in page] == []
+
+
+def test_a_run_replaces_the_table_of_the_page(tmp_path: Path) -> None:
+    page, first, last = tmp_path / "mutations.md", MUTATIONS[0], MUTATIONS[-1]
+    page.write_text(PAGE.read_text())
+    replace_table(page, [Verdict(first, None, "", "7", 1.2)])
+    prose, row, rest = page.read_text().partition(f"| {first.name} | ")
+    assert PAGE.read_text().startswith(prose)
+    assert row
+    assert f"| {last.name} | " not in rest
 
 
 def test_text_that_does_not_occur_exactly_once_is_refused() -> None:

@@ -8,12 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 
 from tests.mutants.mutation import SOURCES, Check, Edit, Mutation
@@ -21,14 +19,9 @@ from tests.mutants.mutation import SOURCES, Check, Edit, Mutation
 ROOT = Path(__file__).parents[2]
 #: Seconds that a check may take on sound sources.
 _SOUND_LIMIT = 600
-_SIMULATION = "src/streamfold/testing/simulation"
 #: How Python says that a mutation broke more than its promise.
 _BROKEN_SOURCES = re.compile(r"\b(ImportError|ModuleNotFoundError|SyntaxError|NameError)\b")
 _SEED = re.compile(r"\bseed (\d+)\b")
-
-
-class FormerSourcesError(Exception):
-    """The sources of an earlier commit are not at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +79,6 @@ class Laboratory:
     def _broken(self, mutation: Mutation) -> Iterator[Path]:
         """Sources in which the promise is broken, while the context lasts."""
         sources = self.folder / "src"
-        if mutation.former is not None:
-            sources = self.folder / mutation.name / "src"
-            _extract(mutation.former.commit, "src", sources.parent)
-            if mutation.former.simulation is not None:
-                _extract(mutation.former.simulation, _SIMULATION, sources.parent)
         changed = apply_edits(mutation.edits, sources)
         whole = {path: path.read_text() for path in changed}
         try:
@@ -171,19 +159,6 @@ def apply_edits(edits: Sequence[Edit], sources: Path) -> dict[Path, str]:
         path = edit.path(sources)
         changed[path] = edit.apply(changed[path] if path in changed else path.read_text())
     return changed
-
-
-def _extract(commit: str, path: str, folder: Path) -> None:
-    """The files below `path` as they were at `commit`."""
-    command = ["git", "-C", str(ROOT), "archive", commit, path]
-    archive = subprocess.run(command, check=False, capture_output=True)
-    if archive.returncode:
-        reason = archive.stderr.decode(errors="replace").strip()
-        raise FormerSourcesError(
-            f"commit {commit} cannot be read ({reason}): run this in a clone with its whole history"
-        )
-    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
 
 
 def _replace(path: Path, text: str) -> None:

@@ -26,8 +26,15 @@ def test_runtime_dependencies_are_those_of_all_extras_but_no_test_tool(
     dependencies: ModuleType,
 ) -> None:
     packages = dependencies.runtime_packages()
-    assert {"slatedb", "granian", "pyspark", "py4j", "h2"} <= packages.keys()
+    assert {"obstore", "uvloop", "pyspark", "py4j", "h2"} <= packages.keys()
     assert not {"streamfold", "pytest", "hypothesis", "ruff", "sphinx", "moto"} & packages.keys()
+
+
+def test_what_integrations_need_is_no_dependency_of_the_package(dependencies: ModuleType) -> None:
+    further = dependencies.runtime_packages(integrations=True).keys()
+    further -= dependencies.runtime_packages().keys()
+    assert {"langgraph-checkpoint", "langchain-core"} <= further
+    assert not {"langgraph", "langgraph-checkpoint-sqlite"} & further
 
 
 def test_licences_of_all_runtime_dependencies_are_allowed(

@@ -1,4 +1,4 @@
-"""What a release contains, and that tag, version and changelog agree."""
+"""Release contents, and agreement of tag, version and changelog."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -
     package = {name.removeprefix("src/") for name in tracked if (ROOT / name).is_file()}
     found = files_of(wheel)
     metadata = {name for name in found if ".dist-info/" in name}
-    assert found - metadata == package
+    assert found - metadata == package | {"streamfold/_native.abi3.so"}
     assert "streamfold/py.typed" in package
     assert any(name.startswith("streamfold/server/console/static/") for name in package)
     assert any(name.endswith(".proto") for name in package)
@@ -45,8 +45,8 @@ def test_the_sdist_has_the_sources_and_builds_the_same_wheel(
     (sources,) = (tmp_path / "sources").iterdir()
     top = {path.name for path in sources.iterdir()}
     assert top == {
-        "src", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "constraints.txt", "PKG-INFO",
-        ".gitignore",
+        "src", "native", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "constraints.txt",
+        "PKG-INFO",
     }  # fmt: skip
     assert not list(sources.rglob("__pycache__"))
     assert files_of(build("wheel", tmp_path / "wheel", sources)) == files_of(wheel)
@@ -63,6 +63,7 @@ def sources(tmp_path: Path) -> Path:
     for name in (
         "pyproject.toml",
         "src/streamfold/__init__.py",
+        "native/Cargo.toml",
         "deploy/helm/streamfold/Chart.yaml",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +104,14 @@ def test_a_chart_of_another_version_is_refused(sources: Path) -> None:
     done = check(sources, f"v{__version__}")
     assert done.returncode == 1
     assert "appVersion" in done.stderr
+
+
+def test_a_crate_of_another_version_is_refused(sources: Path) -> None:
+    crate = sources / "native/Cargo.toml"
+    crate.write_text(crate.read_text().replace(__version__, "99.0.0", 1))
+    done = check(sources, f"v{__version__}")
+    assert done.returncode == 1
+    assert "version of the crate" in done.stderr
 
 
 def test_a_release_is_built_and_tested_before_it_is_published() -> None:

@@ -162,6 +162,12 @@ PROOFS: tuple[Proof, ...] = (
         "tests/store/upkeep/test_due_ranges.py",
     ),
     ProofTests("snapshotter-kills", "tests/spark/snapshotter/test_kills.py"),
+    Program(
+        "publish-kills",
+        "tests.ingest.publish_kills",
+        long="--seed {seed} --kills 30",
+        short="--seed {seed} --kills 4",
+    ),
     ProofTests(
         "ingest",
         "tests/ingest/test_kills.py tests/ingest/test_faults.py tests/ingest/test_failover.py "
@@ -175,6 +181,7 @@ PROOFS: tuple[Proof, ...] = (
         "tests/server/http/test_silent_connections.py tests/server/http/test_stalled_bodies.py "
         "tests/server/http/test_response_shares.py tests/server/console/test_records.py",
     ),
+    ProofTests("native-codec", "tests/records/prove_codec.py", needs=("cargo",)),
     ProofTests("exit-status", "tests/cli/test_exit_status.py"),
     ProofTests(
         "deployment-files",

@@ -1,4 +1,4 @@
-"""What the proofs showed: read from their reports, written as one table."""
+"""Reads the proofs' reports and writes them as one table."""
 
 from __future__ import annotations
 

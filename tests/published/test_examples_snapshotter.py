@@ -26,7 +26,8 @@ from streamfold.archive.events.event import describe, encode_event
 from streamfold.archive.formats import format_of
 from streamfold.archive.formats.protobuf.published import DiffChange, SnapshotRow
 from streamfold.records.protobuf import varint
-from streamfold.snapshotter.config import Configuration, load_configuration
+from streamfold.snapshotter.config.files import load_configuration
+from streamfold.snapshotter.config.model import SnapshotterConfiguration
 
 BASE, HEAD = "0/19F000", "0/1A2B3C"
 ROWS = [{"id": "theme", "value": "dark"}, {"id": "lang", "value": "de"}]
@@ -230,7 +231,7 @@ snapshotter {
 """
 
 
-def published(tmp_path: Path, text: str = PUBLISHED) -> Configuration:
+def published(tmp_path: Path, text: str = PUBLISHED) -> SnapshotterConfiguration:
     file = tmp_path / "snapshotter.conf"
     file.write_text(text)
     return load_configuration(file, environment={})

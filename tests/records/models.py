@@ -1,8 +1,8 @@
-"""What records must do, said naively, with the official protobuf classes as judge of bytes."""
+"""Naive reference models of records, checked against the official protobuf classes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from s2_sdk._generated.s2.v1 import s2_pb2 as pb
@@ -17,10 +17,8 @@ from streamfold.records import (
     Sequenced,
     parse_append_input,
 )
-from streamfold.records import compiled as compiled_twin
-from streamfold.records.append_input import parse_plain, parse_scanned
-from streamfold.records.batch import scan_single
 from streamfold.records.rules import Slot
+from tests.records import reference
 
 
 class Clock(NamedTuple):
@@ -102,23 +100,18 @@ def protobuf_accepts(raw: bytes) -> bool:
 
 
 def parses(raw: bytes) -> dict[str, AppendInput | tuple[type[InvalidError], str]]:
-    """What every implementation makes of `raw`; one that hands it on is left out."""
-    out = {"plain": outcome(raw, "plain"), "chosen": outcome(raw, "chosen")}
-    for name in ("single", "compiled"):
-        found = outcome(raw, name)
-        if found is not None:
-            out[name] = found
-    return {name: found for name, found in out.items() if found is not None}
+    """What native code and the reference make of `raw`."""
+    return {
+        "native": outcome(parse_append_input, raw),
+        "reference": outcome(reference.parse_append_input, raw),
+    }
 
 
-def outcome(raw: bytes, name: str) -> AppendInput | tuple[type[InvalidError], str] | None:
+def outcome(
+    parse: Callable[[bytes], AppendInput], raw: bytes
+) -> AppendInput | tuple[type[InvalidError], str]:
     try:
-        if name == "plain":
-            return parse_plain(raw)
-        if name == "chosen":
-            return parse_append_input(raw)
-        scanned = scan_single(raw) if name == "single" else compiled_twin.scan(raw)
-        return None if scanned is None else parse_scanned(raw, scanned)
+        return parse(raw)
     except InvalidError as error:
         # The offset at which bytes stop making sense may differ; that they do not may not.
         return type(error), error.message if type(error) is InvalidError else ""

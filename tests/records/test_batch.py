@@ -1,4 +1,4 @@
-"""Batches: what may be in one, and the slots that its records get."""
+"""Batches: valid contents, and the slots of their records."""
 
 from __future__ import annotations
 

@@ -43,9 +43,8 @@ class Attacked:
         return int(self.process.memory_info().rss)
 
     async def resident_at_rest(self) -> int:
-        """The same once the server has loaded all that it loads after its start."""
-        while not (await self.metrics())["streamfold_compiled_kernels"]:
-            pass  # each question takes the server some milliseconds
+        """The same once the server has answered, and loaded what that takes."""
+        await self.metrics()
         return self.resident
 
     def client(self) -> httpx.AsyncClient:

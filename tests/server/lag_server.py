@@ -18,19 +18,20 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from streamfold.records import warm_up
 from streamfold.server.http.offload import SWITCH_INTERVAL
 from streamfold.server.main import (
     loop_factory,
@@ -71,20 +72,27 @@ class LoopWatch:
         return found
 
 
+#: Sleeps and then reads clocks of threads, all of it without the lock: ctypes releases it.
+_NAP = """
+#include <time.h>
+#include <unistd.h>
+void nap(int count, const int *clocks, struct timespec *times) {
+    usleep(1000);
+    for (int at = 0; at < count; at++) clock_gettime(clocks[at], &times[at]);
+}
+"""
+
+
 def _without_the_lock() -> Callable[[Clocks, Times], None]:
-    """A function that sleeps and then reads clocks of threads, all of it without the lock."""
-    libc = ctypes.CDLL(None)
-    usleep, clock_gettime = libc.usleep, libc.clock_gettime
-    usleep.argtypes = (ctypes.c_uint,)
-    clock_gettime.argtypes = (ctypes.c_int, ctypes.c_void_p)
-
-    def nap(clocks: Clocks, times: Times) -> None:
-        usleep(1000)
-        for index in range(len(clocks)):
-            clock_gettime(clocks[index], times[index].ctypes.data)
-
-    compiled: Callable[[Clocks, Times], None] = numba.njit(nogil=True)(nap)
-    return compiled
+    """The function above, compiled: whatever can build the native part has a C compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "nap.so"
+        command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+        subprocess.run(command, input=_NAP.encode(), check=True)
+        compiled = ctypes.CDLL(str(library)).nap
+    compiled.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    compiled.restype = None
+    return lambda clocks, times: compiled(len(clocks), clocks.ctypes.data, times.ctypes.data)
 
 
 class LockWatch(threading.Thread):
@@ -153,7 +161,6 @@ async def main(location: str) -> None:
 
 
 if __name__ == "__main__":
-    warm_up()  # a server loads the kernels meanwhile, which is not what is measured here
     tune_collector()
     tune_allocator()
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -1,4 +1,4 @@
-"""A bare HTTP/1.1 client that writes exactly what a test passes."""
+"""A minimal HTTP/1.1 client that sends exactly the bytes of a test."""
 
 from __future__ import annotations
 

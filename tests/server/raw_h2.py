@@ -1,4 +1,4 @@
-"""A bare HTTP/2 client: sends exactly what a test passes, and reads only on request."""
+"""A minimal HTTP/2 client that sends exactly the frames of a test and reads only on request."""
 
 from __future__ import annotations
 

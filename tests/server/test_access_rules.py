@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope, Secret
 from streamfold.server.console import ConsoleSettings
 from streamfold.server.http.router import PUBLIC, OtherRule, Route
 from streamfold.server.main import Server, running_server
@@ -19,8 +19,8 @@ UNAUTHENTICATED, DENIED = 401, 403
 ALL = ResourceSet.prefix("")
 #: A PUT reconfigures what exists already, and creates the bucket of a stream if that is missing.
 BESIDES = {
-    Operation.CREATE_BASIN: {Operation.RECONFIGURE_BASIN},
-    Operation.CREATE_STREAM: {Operation.RECONFIGURE_STREAM, Operation.CREATE_BASIN},
+    Right.CREATE_BASIN: {Right.RECONFIGURE_BASIN},
+    Right.CREATE_STREAM: {Right.RECONFIGURE_STREAM, Right.CREATE_BASIN},
 }
 
 
@@ -33,13 +33,13 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Server]:
         yield server
 
 
-async def statuses(server: Server, tokens: dict[Operation, str] | None) -> dict[Route, int]:
+async def statuses(server: Server, tokens: dict[Right, str] | None) -> dict[Route, int]:
     """What each route answers to a caller with its token; deletions come last."""
     found = {}
     async with h2_client(server.port) as client:
         for route in sorted(server.routes, key=lambda route: route.method == "DELETE"):
             headers = [("s2-basin", BASIN), ("content-type", "application/json")]
-            if tokens is not None and isinstance(route.needs, Operation):
+            if tokens is not None and isinstance(route.needs, Right):
                 headers.append(("authorization", f"Bearer {tokens[route.needs]}"))
             path = route.path.replace("{}", BASIN).replace("{...}", BASIN)
             answer = await client.exchange(route.method, path, tuple(headers), b"")
@@ -49,7 +49,7 @@ async def statuses(server: Server, tokens: dict[Operation, str] | None) -> dict[
     return found
 
 
-async def issue(server: Server, name: str, *operations: Operation) -> str:
+async def issue(server: Server, name: str, *operations: Right) -> str:
     scope = Scope(basins=ALL, streams=ALL, access_tokens=ALL, ops=frozenset(operations))
     return (await server.store.account.issue_access_token(AccessToken(name, scope))).text
 
@@ -70,9 +70,9 @@ async def test_only_operators_routes_the_files_of_the_console_and_the_keys_of_we
 
 
 async def test_a_caller_with_another_right_is_denied(guarded: Server) -> None:
-    basins = await issue(guarded, "basins", Operation.LIST_BASINS)
-    streams = await issue(guarded, "streams", Operation.LIST_STREAMS)
-    tokens = dict.fromkeys(Operation, basins) | {Operation.LIST_BASINS: streams}
+    basins = await issue(guarded, "basins", Right.LIST_BASINS)
+    streams = await issue(guarded, "streams", Right.LIST_STREAMS)
+    tokens = dict.fromkeys(Right, basins) | {Right.LIST_BASINS: streams}
     answered = await statuses(guarded, tokens)
     assert {route for route, status in answered.items() if status != DENIED} == {
         route for route in guarded.routes if isinstance(route.needs, OtherRule)
@@ -81,21 +81,20 @@ async def test_a_caller_with_another_right_is_denied(guarded: Server) -> None:
 
 async def test_the_declared_right_is_enough(guarded: Server) -> None:
     tokens = {
-        needed: await issue(guarded, needed, needed, *BESIDES.get(needed, ()))
-        for needed in Operation
+        needed: await issue(guarded, needed, needed, *BESIDES.get(needed, ())) for needed in Right
     }
     answered = await statuses(guarded, tokens)
     refused = {r for r, s in answered.items() if s in (UNAUTHENTICATED, DENIED)}
-    assert not [route for route in refused if isinstance(route.needs, Operation)]
+    assert not [route for route in refused if isinstance(route.needs, Right)]
 
 
 async def test_a_caller_without_the_right_cannot_tell_what_exists(guarded: Server) -> None:
-    basins = await issue(guarded, "basins", Operation.LIST_BASINS)
-    streams = await issue(guarded, "streams", Operation.LIST_STREAMS)
-    tokens = dict.fromkeys(Operation, basins) | {Operation.LIST_BASINS: streams}
+    basins = await issue(guarded, "basins", Right.LIST_BASINS)
+    streams = await issue(guarded, "streams", Right.LIST_STREAMS)
+    tokens = dict.fromkeys(Right, basins) | {Right.LIST_BASINS: streams}
     async with h2_client(guarded.port) as client:
         for route in guarded.routes:
-            if not isinstance(route.needs, Operation):
+            if not isinstance(route.needs, Right):
                 continue
             answers = set()
             for name in (BASIN, "miss-basin"):

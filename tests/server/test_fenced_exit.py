@@ -1,11 +1,10 @@
-"""A server that lost its store says so and ends, and acknowledged nothing that is not there."""
+"""A server that lost its store exits with an error, and acknowledged nothing that is missing."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import json
-import os
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from s2_sdk import S2, AppendInput, AppendRetryPolicy, Record, Retry, S2Error, S2ServerError, SeqNum
 
+from streamfold._native import FaultyDisk
 from streamfold.cli.exit_status import ExitStatus
 from streamfold.errors import DeviceFailedError
 from streamfold.model.records import Record as StoredRecord
@@ -42,8 +42,6 @@ async def a_server(
     shared_store: tuple[Shell, tuple[str, ...]], *more: str
 ) -> AsyncIterator[tuple[Process, S2]]:
     shell, options = shared_store
-    if "--bucket" in options:
-        more = ()  # a bucket is always taken over
     here = ("--host", "127.0.0.1", "--port", "0", "--json", "--no-access-log")
     async with shell.running("serve", *here, *options, *more) as process:
         url = json.loads(await line_of(process))["url"]
@@ -148,23 +146,22 @@ async def write_until_it_fails(s2: S2, acked: dict[int, bytes]) -> int:
         acked[ack.start.seq_num] = body
 
 
-async def test_a_server_whose_device_failed_ends_with_that_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_whose_device_failed_ends_with_that_error(tmp_path: Path) -> None:
     """In this process, since no process can be given a device that fails on demand."""
-    up: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve(configuration(location=tmp_path.as_uri()), up.set_result))
-    server = await up
-    await server.store.create_basin(BASIN)
-    await server.store.create_stream(BASIN, STREAM)
-
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "fsync", fail)
+    faults = FaultyDisk(tmp_path, 1)
+    try:
+        up: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            serve(configuration(location=tmp_path.as_uri()), up.set_result)
+        )
+        server = await up
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        faults.turn(steps=8, number=errno.EIO)
         with pytest.raises(DeviceFailedError):
             await server.store.append(BASIN, STREAM, [StoredRecord(b"x")])
-    async with asyncio.timeout(120):
-        with pytest.raises(DeviceFailedError, match="Input/output error"):
-            await serving
+        async with asyncio.timeout(120):
+            with pytest.raises(DeviceFailedError, match="Input/output error"):
+                await serving
+    finally:
+        faults.close()

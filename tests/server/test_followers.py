@@ -13,7 +13,6 @@ import pytest
 
 from streamfold.model.metrics import BasinMetrics
 from streamfold.model.records import RECORD_OVERHEAD, Record
-from streamfold.server.http.response_stream import PIECE
 from streamfold.server.main import Server
 from streamfold.store.log.tail_waiters import WAKES_PER_STEP
 from tests.server.conftest import BASIN, STREAM
@@ -25,6 +24,8 @@ S2S, SSE = "content-type: s2s/proto", "accept: text/event-stream"
 CROWD = 2 * WAKES_PER_STEP
 RECORDS, LAST = 60, b"<last>"
 SIZE = 6 + RECORD_OVERHEAD
+#: Bytes among which the last record is, once it has come.
+_END = 64 << 10
 
 
 @asynccontextmanager
@@ -55,9 +56,9 @@ class Crowd:
 
 async def until_last(client: H1Client) -> bytes:
     received = bytearray()
-    while LAST not in received[-PIECE:] or not _is_whole(received):
+    while LAST not in received[-_END:] or not _is_whole(received):
         chunk = await client.chunk()
-        assert chunk, received[-PIECE:]
+        assert chunk, received[-_END:]
         received += chunk
     return bytes(received)
 

@@ -1,10 +1,10 @@
-"""Who is calling comes before what it wants: no body is read of a caller who may not send it."""
+"""Callers are authenticated before their bodies are read."""
 
 from __future__ import annotations
 
 import pytest
 
-from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope, Secret
 from streamfold.server.main import running_server
 from tests.server.conftest import BASIN, STREAM, configuration
 from tests.server.raw_h1 import h1_client
@@ -73,7 +73,7 @@ async def test_a_caller_without_the_right_is_refused_before_its_body(
             basins=everything,
             streams=everything,
             access_tokens=everything,
-            ops=frozenset((Operation.LIST_BASINS,)),
+            ops=frozenset((Right.LIST_BASINS,)),
         )
         secret = await server.store.account.issue_access_token(AccessToken("reader", scope))
         header = f"authorization: Bearer {secret.text}\r\n"

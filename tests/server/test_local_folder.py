@@ -1,4 +1,4 @@
-"""`serve` on a folder: it asks before it takes a store over, and before it drops damaged records."""
+"""`serve` on a folder asks before taking a store over or dropping damaged records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that a client sends holds up the event loop, and with it all others.
+"""No client input blocks the event loop.
 
 All of it is measured in processor time, which depends little on what else the machine does.
 `bench/lag.py` has the strict bound, for a machine with nothing else to do.

@@ -1,4 +1,4 @@
-"""The server does not keep what clients send, from any client and of any length."""
+"""The server retains no client input, whatever its length."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamfold.model.access_tokens import Secret
-from streamfold.records import warm_up
 from streamfold.server.main import running_server
-from streamfold.store.engine.slatedb_binding import warm_up_writes
 from tests.server.conftest import configuration, until
 from tests.server.raw_h1 import H1Client, h1_client
 
@@ -25,9 +23,6 @@ SLACK = 2 << 20
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    # Otherwise the server loads the compiler meanwhile, which takes 20 MB.
-    warm_up()
-    warm_up_writes()
     tracemalloc.start()
     yield
     tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""What a server keeps on local disk is for its user alone."""
+"""Files of a server on local disk are private to its user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links in answers lead to where clients reach the server, whatever a request says."""
+"""Links in responses use the public URL, whatever the request says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose disk is full: what its clients and those who watch it see."""
+"""A server with a full disk, as seen by clients and operators."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_marked_end_is_waited_for_until_a_limit() -> None:
     assert waiting.is_cut(50, 60)  # by time, from its first record on
     assert waiting.is_cut(100, 51)  # by records: 1 to 100
     waiting.read([CLOSED], now=70)
-    assert waiting.held is None
+    assert waiting.transaction is None
     assert not waiting.is_cut(1000, 1000)
 
 

@@ -1,4 +1,4 @@
-"""One Spark session and one server for all tests of the package: both take seconds to start."""
+"""One Spark session and one server for the whole package, because both take seconds to start."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 import s2_sdk
 
 from streamfold.server.config import write_self_signed
-from streamfold.server.http.listener import TlsFiles
+from streamfold.server.http.door import TlsFiles
 from tests.ports import free_port
 from tests.sdk import sdk_client
 

@@ -1,4 +1,4 @@
-"""`spark.read.format("streamfold")`: what was appended is what the rows are."""
+"""`spark.read.format("streamfold")` returns the appended records as rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a query starts, ends and waits, by timestamps and limits; a real server, without Spark."""
+"""Query starts, ends and waits by timestamps and limits, on a real server without Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import s2_sdk
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
 from streamfold.spark import OptionError
-from streamfold.spark.stream.client import Connection, Streams
+from streamfold.spark.stream.client import ServerConnection, StreamCalls
 from streamfold.spark.stream.options import parse_source, parse_streaming
 from streamfold.spark.stream.positions import Offset, StreamPositions
 from streamfold.spark.stream.source import StreamReader
@@ -37,8 +37,8 @@ def boundaries(given: dict[str, str], **options: str) -> tuple[Offset, Offset]:
             positions = StreamPositions(parsed, basin)
             start = positions.starts("earliest")
             return start, positions.ends(start)
-    with Connection(parsed.origin) as connection:
-        positions = StreamPositions(parsed, Streams(connection))
+    with ServerConnection(parsed.origin) as connection:
+        positions = StreamPositions(parsed, StreamCalls(connection))
         start = positions.starts("earliest")
         return start, positions.ends(start)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamfold.spark.errors import EndpointUnavailableError
-from streamfold.spark.stream.client import Connection, answer_timeout
+from streamfold.spark.stream.client import ServerConnection, answer_timeout
 from streamfold.spark.stream.options import parse_source
 
 from .unreachable import address, connections, dropping_server, silent_server
@@ -15,7 +15,7 @@ def test_a_server_whose_silence_uses_up_the_time_is_asked_once() -> None:
     with silent_server() as listening:
         given = {"endpoint": address(listening), "basin": "b", "stream": "s", "retryTimeout": "0.1"}
         with (
-            Connection(parse_source(given).endpoint, 0.2) as connection,
+            ServerConnection(parse_source(given).endpoint, 0.2) as connection,
             pytest.raises(EndpointUnavailableError, match="timed out"),
         ):
             connection.get("/v1/streams/s/records/tail")
@@ -26,7 +26,7 @@ def test_a_server_that_drops_packets_is_given_up() -> None:
     with dropping_server() as listening:
         given = {"endpoint": address(listening), "basin": "b", "stream": "s", "retryTimeout": "0.1"}
         with (
-            Connection(parse_source(given).endpoint, 0.2) as connection,
+            ServerConnection(parse_source(given).endpoint, 0.2) as connection,
             pytest.raises(EndpointUnavailableError, match="timed out"),
         ):
             connection.get("/v1/streams/s/records/tail")

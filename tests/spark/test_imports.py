@@ -15,3 +15,9 @@ def test_importing_it_does_not_load_spark(module: str) -> None:
     code = f"import sys, {module}; print({{'pyspark', 'pyarrow'}} & set(sys.modules) or 'neither')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "neither", done.stderr
+
+
+def test_a_process_that_plans_for_the_query_of_a_snapshotter_does_not_load_arrow() -> None:
+    code = "import sys, streamfold.snapshotter.spark.plans; print('pyarrow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr

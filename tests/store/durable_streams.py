@@ -9,23 +9,24 @@ from streamfold.model.names import StreamName
 from streamfold.model.records import CONTINUED, Record
 from streamfold.model.resources import OCTETS, Claim, Producer, StreamStatus
 from streamfold.records.batch import RecordBatch
-from streamfold.store.catalog.creation import Content, prepared
-from streamfold.store.durable_streams import Appended, ForkSpec, StreamSpec
+from streamfold.store.append_queues import AppendOutcome
+from streamfold.store.catalog.creation import ForkSpec, NewStream, prepared
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.sealing import SealingKey
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN
 
 
-def content(*bodies: bytes) -> Content:
+def batches(*bodies: bytes) -> list[RecordBatch]:
     """One append of these records."""
     last = len(bodies) - 1
     records = [
         Record(body, (CONTINUED,) if index < last else ()) for index, body in enumerate(bodies)
     ]
-    return prepared([RecordBatch.of(records)] if records else [])
+    return [RecordBatch.of(records)] if records else []
 
 
-def spec(*bodies: bytes, **changes: Any) -> StreamSpec:
+def spec(*bodies: bytes, **changes: Any) -> NewStream:
     settings: dict[str, Any] = {
         "content_type": None,
         "ttl": None,
@@ -33,10 +34,10 @@ def spec(*bodies: bytes, **changes: Any) -> StreamSpec:
         "trim_on_snapshot": False,
         "closed": False,
         "fork": None,
-        "content": content(*bodies),
+        "content": prepared(batches(*bodies)),
         "key": None,
     }
-    return StreamSpec(**settings | changes)
+    return NewStream(**settings | changes)
 
 
 def fork_of(
@@ -48,7 +49,7 @@ def fork_of(
 async def create(
     store: StreamStore, stream: str, *bodies: bytes, **changes: Any
 ) -> tuple[StreamStatus, bool]:
-    return await store.durable.create(BASIN, stream, spec(*bodies, **changes))
+    return await store.stream(BASIN, stream).create(spec(*bodies, **changes))
 
 
 async def append(
@@ -59,9 +60,21 @@ async def append(
     seq: str | None = None,
     close: bool = False,
     key: SealingKey | None = None,
-) -> Appended:
+) -> AppendOutcome:
     claim = Claim(OCTETS if bodies else None, Producer(*producer) if producer else None, seq, close)
-    return await store.durable.append(BASIN, stream, claim, content(*bodies), key)
+    return await append_to(store, stream, claim, batches(*bodies), key)
+
+
+async def append_to(
+    store: StreamStore,
+    stream: str,
+    claim: Claim,
+    batches: Sequence[RecordBatch],
+    key: SealingKey | None = None,
+) -> AppendOutcome:
+    """Append with any claim."""
+    request = AppendRequest(batches, claim=claim, key=key)
+    return await store.stream(BASIN, stream).submit(request).appended()
 
 
 async def read(
@@ -69,7 +82,7 @@ async def read(
 ) -> list[bytes]:
     """Bodies of all records from `start` on."""
     found: list[bytes] = []
-    async with store.durable.reading(BASIN, stream, start, key) as reading:
+    async with store.stream(BASIN, stream).reading(start, key) as reading:
         while batch := await reading.read():
             found += [record.body for record in batch.records()]
     return found
@@ -77,7 +90,7 @@ async def read(
 
 async def stamps(store: StreamStore, stream: str) -> Sequence[int]:
     found: list[int] = []
-    async with store.durable.reading(BASIN, stream, 0) as reading:
+    async with store.stream(BASIN, stream).reading(0) as reading:
         while batch := await reading.read():
             found += [int(record.timestamp) for record in batch.records()]
     return found

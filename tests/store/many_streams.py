@@ -1,4 +1,4 @@
-"""Many streams for tests: append to them in turn, and watch what is read of them."""
+"""Many streams for tests: appends to them in turn, and counts reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WatchedEngine(FaultyEngine):
     @property
     def read_by_callers(self) -> list[list[bytes]]:
         """Without the first pass of upkeep, which reads what streams hold whenever it gets to that."""
-        held = keys.held(0)[:1]
+        held = keys.stream_bytes(0)[:1]
         return [read for read in self.read if not all(key.startswith(held) for key in read)]
 
     async def scan(

@@ -10,23 +10,20 @@ from streamfold.store.engine import slatedb, slatedb_tables
 #: Bytes of a table.
 TABLE_BYTES = 64 << 10
 
-_HURRIED = (
-    "manifest_poll_interval",
-    "compactor_options.poll_interval",
-    "compactor_options.commit_compacted_interval",
-    "compactor_options.worker.compactions_poll_interval",
-)
+_POLL = "50ms"
 
-_original: Callable[..., Any] = slatedb._settings
+_original: Callable[..., dict[str, Any]] = slatedb._settings
 
 
-def small_settings(*, local: bool) -> Any:
+def small_settings(*, local: bool, young: int) -> dict[str, Any]:
     """The engine's own settings at a smaller scale, to replace them in tests."""
-    settings = _original(local=local)
-    settings.set("l0_sst_size_bytes", str(TABLE_BYTES))
-    for name in _HURRIED:
-        settings.set(name, '"50ms"')
-    settings.set("compactor_options.checkpoint_lifetime", '"1s"')
+    settings = _original(local=local, young=young)
+    settings["l0_sst_size_bytes"] = TABLE_BYTES
+    settings["manifest_poll_interval"] = _POLL
+    compactor = settings["compactor_options"]
+    compactor["poll_interval"] = compactor["commit_compacted_interval"] = _POLL
+    compactor["worker"]["compactions_poll_interval"] = _POLL
+    compactor["checkpoint_lifetime"] = "1s"
     return settings
 
 

@@ -7,16 +7,14 @@ the model says.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from streamfold.errors import (
     AlreadyExistsError,
@@ -38,12 +36,12 @@ from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
+from streamfold.testing.store_machine import HostedStoreMachine
 from tests.proving import PROVING
 from tests.store.conftest import BASIN
 from tests.store.durable_streams import append, create, fork_of, read
 
 NAMES = ("a", "b", "c")
-_STEP_SECONDS = 60
 #: In the model: a record that is an order of S2, not content.
 ORDER = b"(order)"
 
@@ -106,7 +104,7 @@ class Model:
             self.closed, self.closed_by = True, producer
 
 
-class DurableMachine(RuleBasedStateMachine):
+class DurableMachine(HostedStoreMachine):
     """Everything that can be done to streams with traits, in any order."""
 
     @initialize()
@@ -115,21 +113,8 @@ class DurableMachine(RuleBasedStateMachine):
         #: All that ever were, for those that forks still need.
         self.all: list[Model] = []
         self.location = open_location("memory:")
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        self.run(self._open())
+        self.host_store()
         self.run(self.store.create_basin(BASIN))
-
-    def teardown(self) -> None:
-        if hasattr(self, "loop"):
-            self.run(self._close())
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
-            self.loop.close()
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(_STEP_SECONDS)
 
     def outcome(self, work: Coroutine[Any, Any, Result]) -> Result | StreamfoldError:
         try:
@@ -137,13 +122,7 @@ class DurableMachine(RuleBasedStateMachine):
         except StreamfoldError as error:
             return error
 
-    async def _open(self) -> None:
-        opened: asyncio.Future[StreamStore] = self.loop.create_future()
-        self.stop = asyncio.Event()
-        self.host = asyncio.create_task(self._serve(opened, self.stop))
-        self.store = await opened
-
-    async def _serve(self, opened: asyncio.Future[StreamStore], stop: asyncio.Event) -> None:
+    def opening(self) -> AbstractAsyncContextManager[StreamStore]:
         async def open_engine() -> FaultyEngine:
             self.engine = FaultyEngine(await SlateEngine.open(self.location))
             return self.engine
@@ -155,14 +134,7 @@ class DurableMachine(RuleBasedStateMachine):
             trim_grace=0,
             chunk_file_bytes=30,
         )
-        async with AsyncExitStack() as stack:
-            context = open_store(self.location, few, opener=open_engine)
-            opened.set_result(await stack.enter_async_context(context))
-            await stop.wait()
-
-    async def _close(self) -> None:
-        self.stop.set()
-        await self.host
+        return open_store(self.location, few, opener=open_engine)
 
     def needed(self, model: Model) -> bool:
         """Whether a fork that is not deleted, or is needed itself, came from this stream."""
@@ -294,7 +266,7 @@ class DurableMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def delete(self, name: str) -> None:
-        outcome = self.outcome(self.store.durable.delete(BASIN, name))
+        outcome = self.outcome(self.store.stream(BASIN, name).delete())
         if expected := self.refusal(name):
             assert type(outcome) in expected, (outcome, expected)
         else:
@@ -313,7 +285,7 @@ class DurableMachine(RuleBasedStateMachine):
     @invariant()
     def every_stream_is_what_the_model_says(self) -> None:
         for name, model in getattr(self, "streams", {}).items():
-            status = self.outcome(self.store.durable.status(BASIN, name))
+            status = self.outcome(self.store.stream(BASIN, name).status())
             if expected := self.refusal(name):
                 assert type(status) in expected, (name, status, expected)
                 continue

@@ -1,4 +1,4 @@
-"""Every version opens what former versions wrote.
+"""Every version opens stores of former versions.
 
 `golden/v1` is the data directory of a writer that was killed: with tables, a log that no table has
 taken in, a stream and a basin that are being deleted; `expected.json` beside it lists what it holds.

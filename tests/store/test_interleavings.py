@@ -1,4 +1,4 @@
-"""What changes while a call waits for storage: nothing acknowledged is lost, nothing ends early."""
+"""Changes during a call's wait for storage: nothing acknowledged is lost, nothing ends early."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ async def test_a_snapshot_that_trims_during_a_search_of_old_records_stays_with_w
     held = bench.engine.hold_scan(keys.chunk(await id_of(store, "s"), 0))
     searching = asyncio.create_task(store.read(BASIN, "s", ReadRequest(from_seq_num(0))))
     await held.answered.wait()
-    await store.durable.publish(BASIN, "s", publication(2, trim=True))
+    await store.stream(BASIN, "s").snapshots.publish(publication(2, trim=True))
     await store.upkeep()
     await append(store, "s", b"new")
     held.release.set()
     await searching
     for _ in range(3):
         await store.upkeep()
-    snapshot = await store.durable.snapshot(BASIN, "s", None)
+    snapshot = await store.stream(BASIN, "s").snapshots.find(None)
     assert snapshot is not None
     assert snapshot.seq_num == 2
     assert await read(store, "s", 2) == [b"new"]
@@ -102,7 +102,7 @@ async def test_a_reader_from_a_timestamp_gets_what_is_appended_while_it_is_searc
     request = ReadRequest(from_timestamp(clock.now))
     reading = asyncio.create_task(store.read(BASIN, "s", request))
     await held.answered.wait()
-    await store.durable.publish(BASIN, "s", publication(2, trim=True))
+    await store.stream(BASIN, "s").snapshots.publish(publication(2, trim=True))
     await store.upkeep()
     await append(store, "s", b"2")
     held.release.set()
@@ -126,7 +126,9 @@ async def test_a_snapshot_and_its_trim_are_one_commit_however_much_is_pending(
         for name in (*names[:3], "s", *names[3:])
     ]
     await asyncio.sleep(0)
-    publishing = asyncio.create_task(store.durable.publish(BASIN, "s", publication(1, trim=True)))
+    publishing = asyncio.create_task(
+        store.stream(BASIN, "s").snapshots.publish(publication(1, trim=True))
+    )
     mounted = await store._supervisor.mounted()
     trims = mounted.mount.trims_in_memory(StreamRef.parse(BASIN, "s"), stream_id)
     assert trims is not None
@@ -152,10 +154,10 @@ async def test_a_snapshot_that_trims_and_fails_after_the_write_is_unknown_and_wh
     await create(store, "s", b"a")
     bench.engine.fail_next(CommitFault.AFTER)
     with pytest.raises(OutcomeUnknownError):
-        await store.durable.publish(BASIN, "s", publication(1, trim=True))
-    snapshot = await store.durable.snapshot(BASIN, "s", None)
+        await store.stream(BASIN, "s").snapshots.publish(publication(1, trim=True))
+    snapshot = await store.stream(BASIN, "s").snapshots.find(None)
     assert snapshot is not None
-    pieces = [piece async for piece in store.durable.snapshot_pieces(snapshot)]
+    pieces = [piece async for piece in store.stream(BASIN, "s").snapshots.pieces(snapshot)]
     assert pieces == [b"state"]
 
 
@@ -248,11 +250,11 @@ async def test_a_snapshot_whose_records_are_trimmed_during_its_last_checks_is_re
 ) -> None:
     await create(store, "s", b"0", b"1")
     stream_id = await id_of(store, "s")
-    await store.durable.publish(BASIN, "s", publication(1))
+    await store.stream(BASIN, "s").snapshots.publish(publication(1))
     mounted = await store._supervisor.mounted()
     async with mounted.catalog.locks.hold(BASIN, "s"):
         publishing = asyncio.create_task(
-            store.durable.publish(BASIN, "s", publication(1, b"other state"))
+            store.stream(BASIN, "s").snapshots.publish(publication(1, b"other state"))
         )
         async with asyncio.timeout(60):
             while not mounted.catalog.under_way:  # noqa: ASYNC110  # there is no event for it
@@ -304,7 +306,7 @@ async def test_a_batch_has_no_gap_where_records_are_trimmed_while_it_is_read(
             reads += 1
             loaded = await read_files(run)
             if reads == 2:
-                await store.durable.publish(BASIN, "s", publication(3, trim=True))
+                await store.stream(BASIN, "s").snapshots.publish(publication(3, trim=True))
             return loaded
 
         mounted.mount.files.read = read_late  # type: ignore[method-assign]
@@ -332,7 +334,7 @@ async def test_a_fork_is_read_on_behind_a_chunk_that_it_inherits_a_part_of_and_t
 
         async def read_late(run: Sequence[Chunk]) -> list[Chunk]:
             loaded = await read_files(run)
-            await store.durable.publish(BASIN, "fork", publication(3, trim=True))
+            await store.stream(BASIN, "fork").snapshots.publish(publication(3, trim=True))
             return loaded
 
         mounted.mount.files.read = read_late  # type: ignore[method-assign]

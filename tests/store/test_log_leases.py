@@ -56,14 +56,14 @@ async def test_a_name_that_is_reused_while_the_old_stream_is_read_is_the_new_str
 ) -> None:
     old, _ = await create(store, "a", b"old")
     await create(store, "fork", b"x", fork=fork_of("a", 1))
-    await store.durable.delete(BASIN, "a")  # the fork still needs it
+    await store.stream(BASIN, "a").delete()  # the fork still needs it
     with pytest.raises(StreamForkedError):
-        await store.durable.status(BASIN, "a")
+        await store.stream(BASIN, "a").status()
     await evict(store, "a")
     held = await hold_load(store, bench, "a")
-    late = asyncio.create_task(store.durable.status(BASIN, "a"))
+    late = asyncio.create_task(store.stream(BASIN, "a").status())
     await held.answered.wait()
-    await store.durable.delete(BASIN, "fork")
+    await store.stream(BASIN, "fork").delete()
     for _ in range(3):  # the fork, then what it came from, then its name
         await store.upkeep()
     assert await bench.engine.get(keys.stream(BASIN, "a")) is None
@@ -85,12 +85,12 @@ async def test_a_stream_that_is_removed_while_it_is_read_is_not_found(
 ) -> None:
     await create(store, "a", b"old")
     await create(store, "fork", b"x", fork=fork_of("a", 1))
-    await store.durable.delete(BASIN, "a")
+    await store.stream(BASIN, "a").delete()
     await evict(store, "a")
     held = await hold_load(store, bench, "a")
-    late = asyncio.create_task(store.durable.status(BASIN, "a"))
+    late = asyncio.create_task(store.stream(BASIN, "a").status())
     await held.answered.wait()
-    await store.durable.delete(BASIN, "fork")
+    await store.stream(BASIN, "fork").delete()
     for _ in range(3):
         await store.upkeep()
     held.release.set()
@@ -123,7 +123,7 @@ async def test_a_stream_that_is_created_while_it_is_looked_for_exists_for_its_cr
     store: StreamStore, bench: Bench
 ) -> None:
     held = bench.engine.hold_read(keys.stream(BASIN, "a"))
-    early = asyncio.create_task(store.durable.status(BASIN, "a"))
+    early = asyncio.create_task(store.stream(BASIN, "a").status())
     await held.answered.wait()
     committed = asyncio.Event()
     store.on_commit(lambda report: committed.set())

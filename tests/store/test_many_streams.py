@@ -1,4 +1,4 @@
-"""More streams than memory holds: created by appends, appended to in turn, listed, restarted."""
+"""More streams than fit in memory: created by appends, used in turn, listed, restarted."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ async def test_upkeep_of_a_store_that_was_closed_counts_nothing_again(
         await append_in_turn(store, names[3:7])
         watched.read.clear()
         await store.upkeep()
-        held = [keys.held(n) for n in range(1, 30)]
+        held = [keys.stream_bytes(n) for n in range(1, 30)]
         assert len({key for read in watched.read for key in read} & set(held)) == 7
         assert watched.chunks == 0
         by_basin = _held(store)
@@ -321,7 +321,7 @@ async def test_upkeep_of_a_store_that_was_closed_counts_nothing_again(
 
 def _held(store: StreamStore) -> dict[str, int] | None:
     assert store._supervisor.current is not None
-    return store._supervisor.current.usage.held.by_basin
+    return store._supervisor.current.usage.held_bytes.by_basin
 
 
 async def test_appends_keep_their_order_while_the_first_creates_their_stream(

@@ -1,4 +1,4 @@
-"""When the space of deleted records is freed, and how much is rewritten; with a clock by hand."""
+"""When space of deleted records is freed, and how much is rewritten, with a manual clock."""
 
 from __future__ import annotations
 
@@ -270,4 +270,50 @@ async def test_a_merge_that_slatedb_refused_does_not_count_as_done(
     refused = asyncio.create_task(engine.merge([oldest], young=True))
     await write_tables(16)
     assert not await refused
+    await engine.close()
+
+
+async def store_of_runs(count: int) -> tuple[SlateEngine, list[int]]:
+    """A store in memory with a row in each run, and the ids of the runs, newest first."""
+    engine = await SlateEngine.open(open_location("memory:"))
+    for number in range(count):
+        await commit_rows(engine, [(b"%04d" % number, bytes(1000))])
+        await engine.flush()
+        assert await engine.merge((), young=True)
+    runs = [run.id for run in (await engine.tables()).runs]
+    assert len(runs) == count
+    return engine, runs
+
+
+async def test_two_merges_into_one_run_do_not_end_the_store() -> None:
+    """As after a kill: SlateDB continues the merge of the killed process beside the same new one
+    (upstream defect 26).
+    """
+    engine, runs = await store_of_runs(3)
+    async with asyncio.timeout(60):
+        assert any(await asyncio.gather(*(engine.merge(runs, young=False) for _ in range(2))))
+    await commit_rows(engine, [(b"after", b"")])
+    assert [run.id for run in (await engine.tables()).runs] == [min(runs)]
+    await engine.close()
+
+
+async def test_a_merge_does_not_lose_what_another_one_has_added_to_a_run() -> None:
+    """In several stores, because it depends on which of the merges ends first."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(_add_to_a_run_that_is_being_merged())
+
+
+async def _add_to_a_run_that_is_being_merged() -> None:
+    engine, runs = await store_of_runs(4)
+    await commit_rows(engine, [(b"young", bytes(1000))])
+    await engine.flush()
+    async with asyncio.timeout(60):
+        adding = asyncio.create_task(engine.merge(runs[:1], young=True))
+        while all(m.ended for m in await engine._admin.read_compactions()):  # noqa: ASYNC110 - storage announces nothing
+            await asyncio.sleep(0)
+        await engine.merge(runs, young=False)
+        await adding
+    for key in (b"0000", b"0001", b"0002", b"0003", b"young"):
+        assert await engine.get(key) == bytes(1000), key
     await engine.close()

@@ -1,4 +1,4 @@
-"""When storage fails: errors say what is known, and the store recovers."""
+"""After storage failures, errors are accurate and the store recovers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from streamfold._native import FaultyDisk
 from streamfold.errors import (
     DeviceFailedError,
     OutcomeUnknownError,
@@ -26,15 +27,15 @@ from streamfold.model.names import StreamRef
 from streamfold.model.records import Record
 from streamfold.records.batch import RecordBatch
 from streamfold.store import supervisor
-from streamfold.store.engine.local_disk import LocalDisk, sync_path
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.log.admission import AppendRequest
+from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
-from streamfold.testing.engine_faults import CommitFault
-from tests.store.conftest import BASIN, STREAM, Bench, bodies
+from streamfold.testing.engine_faults import CommitFault, FaultyEngine
+from tests.store.conftest import BASIN, STREAM, Bench, bodies, submit
 
 EVERYTHING = ReadRequest(from_seq_num(0))
 
@@ -59,6 +60,37 @@ async def test_a_failed_commit_is_reported_as_unknown_and_the_store_continues(
     assert await read_bodies(store) == expected
     assert ack.end.seq_num == len(expected)
     assert len(bench.engines) == 2
+
+
+@pytest.mark.parametrize("where", ["memory", "local"])
+async def test_a_store_whose_storage_fails_again_while_it_is_opened_was_not_taken_over(
+    where: str, tmp_path: Path
+) -> None:
+    """An opening that fails halfway has fenced the one before it, as another process would."""
+    location = open_location("memory:" if where == "memory" else tmp_path.as_uri())
+    engines: list[FaultyEngine] = []
+    failing = 0
+
+    async def opener() -> FaultyEngine:
+        nonlocal failing
+        engine = FaultyEngine(await SlateEngine.open(location))
+        if failing:
+            failing -= 1
+            await engine.close(flush=False)
+            raise StorageError("injected: failed after the opening")
+        engines.append(engine)
+        return engine
+
+    async with open_store(location, StoreSettings(fsync=False), opener=opener) as store:
+        await store.create_basin(BASIN)
+        await store.create_stream(BASIN, STREAM)
+        for _ in range(2):
+            failing = 2
+            engines[-1].fail_next(CommitFault.BEFORE)
+            with pytest.raises(OutcomeUnknownError):
+                await store.append(BASIN, STREAM, bodies("a"))
+            await store.append(BASIN, STREAM, bodies("b"))
+        assert await read_bodies(store) == [b"b", b"b"]
 
 
 async def test_failures_of_storage_are_counted(store: StreamStore, bench: Bench) -> None:
@@ -87,7 +119,7 @@ async def test_what_was_never_sent_fails_as_not_done(store: StreamStore, bench: 
     bench.engine.hold()
     outcomes: list[asyncio.Future[object]] = []
     for text in "bcde":
-        outcomes.append(asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies(text))))
+        outcomes.append(asyncio.ensure_future(await submit(store, bodies(text))))
         for _ in range(5):
             await asyncio.sleep(0)
     bench.engine.fail_next(CommitFault.BEFORE)
@@ -103,7 +135,7 @@ async def test_a_refusal_that_rested_on_a_lost_append_becomes_unknown(
 ) -> None:
     await store.append(BASIN, STREAM, bodies("a"))
     bench.engine.hold()
-    ticket = asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies("b")))
+    ticket = asyncio.ensure_future(await submit(store, bodies("b")))
     refused = asyncio.create_task(store.append(BASIN, STREAM, bodies("c"), match_seq_num=1))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -161,8 +193,7 @@ async def test_closing_waits_until_everything_accepted_is_acknowledged(bench: Be
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
         tickets = [
-            asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies(str(number))))
-            for number in range(50)
+            asyncio.ensure_future(await submit(store, bodies(str(number)))) for number in range(50)
         ]
     assert all(ticket.done() and ticket.exception() is None for ticket in tickets)
     with pytest.raises(StoreClosingError):
@@ -236,7 +267,7 @@ async def test_an_exception_in_the_body_comes_out_as_it_is_and_what_was_accepted
         async with bench.store() as store:
             await store.create_basin(BASIN)
             await store.create_stream(BASIN, STREAM)
-            await store.submit(BASIN, STREAM, bodies("a"))
+            await submit(store, bodies("a"))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -273,28 +304,22 @@ async def test_every_failure_is_one_of_our_errors(store: StreamStore, bench: Ben
 
 
 async def test_a_device_that_fails_to_sync_stops_the_store_for_good(tmp_path: Path) -> None:
-    location = open_location(tmp_path.as_uri())
-    assert location.folder is not None
-    failing = False
-
-    def sync(path: Path) -> None:
-        if failing:
-            raise OSError(errno.EIO, "Input/output error")
-        sync_path(path)
-
-    disk = LocalDisk(location.folder, sync=sync)
-    async with open_store(location, opener=lambda: SlateEngine.open(location, disk)) as store:
-        await store.create_basin(BASIN)
-        await store.create_stream(BASIN, STREAM)
-        await store.append(BASIN, STREAM, bodies("a"))
-        failing = True
-        with pytest.raises(DeviceFailedError, match="Input/output error"):
-            await store.append(BASIN, STREAM, bodies("b"))
-        failing = False  # the device may claim to be well again: it is not believed
-        with pytest.raises(DeviceFailedError):
-            await store.append(BASIN, STREAM, bodies("c"))
-        with pytest.raises(DeviceFailedError):
-            await store.read(BASIN, STREAM, EVERYTHING)
+    faults = FaultyDisk(tmp_path, 1)
+    try:
+        async with open_store(tmp_path.as_uri()) as store:
+            await store.create_basin(BASIN)
+            await store.create_stream(BASIN, STREAM)
+            await store.append(BASIN, STREAM, bodies("a"))
+            faults.turn(steps=8, number=errno.EIO)
+            with pytest.raises(DeviceFailedError, match="cannot sync"):
+                await store.append(BASIN, STREAM, bodies("b"))
+            faults.turn()  # the device may claim to be well again: it is not believed
+            with pytest.raises(DeviceFailedError):
+                await store.append(BASIN, STREAM, bodies("c"))
+            with pytest.raises(DeviceFailedError):
+                await store.read(BASIN, STREAM, EVERYTHING)
+    finally:
+        faults.close()
 
 
 async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_waiting(
@@ -306,8 +331,8 @@ async def test_work_that_comes_after_a_session_was_given_up_is_refused_not_left_
     ref = StreamRef.parse(BASIN, STREAM)
     log = (await mount.lease(ref)).log
     mount.committer.fail(StoreClosingError())
-    ack = log.accept(AppendRequest(ref, (RecordBatch.of(bodies("late")),)), 0)
-    assert isinstance(ack, asyncio.Future)
+    ack: asyncio.Future[AppendAck] = asyncio.get_running_loop().create_future()
+    log.accept(AppendRequest((RecordBatch.of(bodies("late")),)), 0, ack)
     mount.committer.touch(log)
     async with asyncio.timeout(60):
         with pytest.raises(StoreClosingError):

@@ -1,4 +1,4 @@
-"""Rows that are not what was written: each is damage, and never an error that nothing expects."""
+"""Malformed rows are reported as damage, never as unexpected errors."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ async def test_a_stream_that_left_memory_is_used_again_unchanged(bench: Bench) -
         with await mount_of(store).lease(ref) as log:
             before = _seen(log)
         await store.append(BASIN, "b", bodies("x"))
+        await store.check_tail(BASIN, "b")  # its creation is over
         assert mount_of(store).log_in_memory(ref) is None
         with await mount_of(store).lease(ref) as log:
             assert _seen(log) == before

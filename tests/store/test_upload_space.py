@@ -81,7 +81,7 @@ def publish(
 ) -> asyncio.Task[Snapshot]:
     size = upload.size if declared else None
     new = Publication(0, "a/b", upload.pieces(), hashlib.blake2b(), None, False, None, size=size)
-    return asyncio.create_task(store.durable.publish(BASIN, stream, new))
+    return asyncio.create_task(store.stream(BASIN, stream).snapshots.publish(new))
 
 
 async def outcomes(*tasks: asyncio.Task[Snapshot]) -> list[bool]:
@@ -146,7 +146,7 @@ async def test_an_upload_that_breaks_off_claims_nothing_any_more(store: StreamSt
 
     new = Publication(0, "a/b", breaking(), hashlib.blake2b(), None, False, None, size=ROOM)
     with pytest.raises(InvalidError):
-        await store.durable.publish(BASIN, "a", new)
+        await store.stream(BASIN, "a").snapshots.publish(new)
     assert store.space.claimed == 0
 
 

@@ -1,4 +1,4 @@
-"""The simulation: repeatable, quiet while the store keeps its promises, loud when it breaks one."""
+"""The simulation is repeatable, passes on a sound store, and detects broken guarantees."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from streamfold.store import keys
 from streamfold.store.engine.engine import Op
 from streamfold.store.read.requests import ReadBatch
 from streamfold.testing.simulation import ViolationError, draw_plan, simulate
-from streamfold.testing.simulation.entropy import quiet
+from streamfold.testing.simulation.loop import quiet
 from streamfold.testing.simulation.plan import format_numbers, parse_numbers
-from streamfold.testing.simulation.shrinking import shrink
+from streamfold.testing.simulation.program import shrink
 from streamfold.testing.simulation.storage import SimulatedStorage
 
 PROVE = bool(os.environ.get("STREAMFOLD_PROVE"))

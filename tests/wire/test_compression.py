@@ -1,4 +1,4 @@
-"""Bounded decompression: nothing inflates beyond its cap, and nothing is dropped in silence."""
+"""Decompression is bounded and drops nothing silently."""
 
 from __future__ import annotations
 

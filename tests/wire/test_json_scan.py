@@ -1,4 +1,4 @@
-"""JSON that is taken apart in steps: the same pieces and refusals as by one call of msgspec."""
+"""JSON split in steps gives the same pieces and errors as one msgspec call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage that does not keep its conditions is refused before anything is written to it."""
+"""Storage that ignores write conditions is rejected before anything is written to it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from streamfold.archive.destinations.destination import Destination, check_compare_and_swap
-from streamfold.archive.errors import SwapUnsupportedError
 from streamfold.blob import BlobChangedError, BlobStore, open_blob_store
-from streamfold.errors import BlobOutcomeUnknownError, BlobUnavailableError
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.errors import BlobOutcomeUnknownError, BlobUnavailableError, StorageError
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.blob_kit import keys_of
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.archive.tables import at, open_writer
 
 
@@ -72,7 +66,7 @@ class LyingStore(FaultyBlobStore):
 )
 async def test_storage_that_ignores_conditions_is_refused(lie: str, reported: str) -> None:
     blobs = LyingStore(open_blob_store("memory:"), lie)
-    with pytest.raises(SwapUnsupportedError, match=reported):
+    with pytest.raises(StorageError, match=reported):
         await open_writer(at(blobs))
     assert await keys_of(blobs) == []
 

@@ -6,8 +6,9 @@ import pytest
 
 from streamfold.archive.destinations.destination import Destination
 from streamfold.blob import open_blob_store
-from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
+from streamfold.testing.blob_faults import FaultyBlobStore
 from streamfold.testing.destination_kit import DestinationConformance
+from streamfold.testing.faults import ScriptedFaults
 from tests.s3 import S3Server
 
 

@@ -16,8 +16,9 @@ from streamfold.archive.write.artifacts import write_part
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_faults import Fault, FaultKind, FaultyBlobStore, Operation
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.blob_kit import keys_of
+from streamfold.testing.faults import Fault, FaultKind, FaultyCall
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import SCHEMA, at, changes, open_writer, rows
 from tests.s3 import S3Server
@@ -30,9 +31,9 @@ class Outage:
 
     def __init__(self) -> None:
         self.on: set[Operation] = set()
-        self.calls: list[tuple[Operation, str]] = []
+        self.calls: list[tuple[FaultyCall, str]] = []
 
-    def next_fault(self, operation: Operation, key: str) -> Fault:
+    def next_fault(self, operation: FaultyCall, key: str) -> Fault:
         self.calls.append((operation, key))
         return Fault(FaultKind.BEFORE) if operation in self.on else NO_FAULT
 

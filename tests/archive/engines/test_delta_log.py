@@ -27,7 +27,8 @@ from streamfold.archive.engines.delta_log import (
 from streamfold.archive.formats import JsonlFormat, ParquetFormat
 from streamfold.blob import BlobStore
 from streamfold.errors import InvalidError, StorageError
-from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
+from streamfold.testing.blob_faults import FaultyBlobStore
+from streamfold.testing.faults import ScriptedFaults
 from tests.archive.reading import bucket_at, folder_at, names_by_id
 from tests.archive.tables import State, net_changes, new_ids, open_writer, rows
 from tests.s3 import S3Server

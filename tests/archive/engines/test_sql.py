@@ -1,4 +1,4 @@
-"""SQL over an archived table: exact values, bounded memory, and no access to anything else."""
+"""SQL over an archived table: exact values, bounded memory, no access to anything else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import streamfold.archive
 from streamfold.archive import Archive, ArchiveWriter, TableSchema
 from streamfold.archive.engines.sql import SqlSession, open_sql
 from streamfold.archive.engines.table_copy import copy_table
-from streamfold.archive.errors import StatementFailedError
 from streamfold.archive.formats import JsonlFormat, ParquetFormat
 from streamfold.errors import InvalidError
 from tests.archive.read.test_follower import collect
@@ -60,8 +59,9 @@ async def test_statements_cannot_reach_files_settings_or_extensions(tmp_path: Pa
     ]
     async with open_sql(await reopened(tmp_path / "users")) as session:
         for statement in refused:
-            with pytest.raises(StatementFailedError):
+            with pytest.raises(InvalidError) as error:
                 await result(session, statement)
+            assert error.value.code == "statement_failed"
         assert await result(session, "select count(*) as n from public.users") == [{"n": 3}]
     assert local.num_rows == 1
     assert names_in(tmp_path) == ["secret.csv", "users"]
@@ -79,7 +79,10 @@ async def test_a_statement_spills_to_disk_instead_of_exceeding_its_memory(tmp_pa
     async with open_sql(archive, memory=48 << 20, spool=spool) as session:
         assert await result(session, statement) == [{"n": 1_000_000}]
     async with open_sql(archive, memory=1 << 20, spool=spool) as session:
-        with pytest.raises(StatementFailedError, match=r"(?i)memory"):
+        with pytest.raises(InvalidError, match=r"(?i)memory"):
+            await result(session, statement)
+    async with open_sql(archive, memory=48 << 20, spilled=1 << 20, spool=spool) as session:
+        with pytest.raises(InvalidError, match="max_temp_directory_size"):
             await result(session, statement)
     assert names_in(spool) == []
 

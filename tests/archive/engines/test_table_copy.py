@@ -17,7 +17,7 @@ from pyiceberg.table import StaticTable
 import streamfold.archive
 from streamfold.archive import Archive, ArtifactCorruptError, TableSchema
 from streamfold.archive.engines import table_copy
-from streamfold.archive.engines.column_types import Columns, Engine
+from streamfold.archive.engines.column_types import EngineColumns, EngineTypes
 from streamfold.archive.engines.sql import open_sql
 from streamfold.archive.engines.table_copy import KINDS, copy_table
 from streamfold.archive.formats import JsonlFormat
@@ -289,14 +289,14 @@ async def test_what_appears_at_the_target_meanwhile_is_left_alone(
     archive = await write_archive(tmp_path / "users")
     mine = tmp_path / "copy" if kind == "duckdb" else tmp_path / "copy/data/mine"
 
-    class Slow(Columns):
+    class Slow(EngineColumns):
         @classmethod
-        def of(cls, schema: pa.Schema, engine: Engine) -> Columns:
+        def of(cls, schema: pa.Schema, engine: EngineTypes) -> EngineColumns:
             mine.parent.mkdir(parents=True, exist_ok=True)
             mine.write_text("mine")
-            return Columns.of(schema, engine)
+            return EngineColumns.of(schema, engine)
 
-    monkeypatch.setattr(table_copy, "Columns", Slow)
+    monkeypatch.setattr(table_copy, "EngineColumns", Slow)
     with pytest.raises(InvalidError, match="exists already"):
         await copy_table(archive, kind, tmp_path / "copy")
     assert mine.read_text() == "mine"

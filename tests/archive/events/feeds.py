@@ -1,4 +1,4 @@
-"""Archives that grow, dispatchers with a seed, and what a consumer makes of events."""
+"""Growing archives, seeded dispatchers, and deduplicating consumers of events."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from streamfold.archive.events.event import describe
 from streamfold.archive.maintenance.garbage_collection import Collector, Retention
 from streamfold.archive.manifest.model import Manifest
 from streamfold.archive.write.writer import GAP, ArchiveWriter
+from streamfold.backoff import UNATTENDED
 from tests.archive.tables import START, changes, new_ids, open_writer, rows
 
 
@@ -99,7 +100,7 @@ def new_dispatcher(
     *,
     seed: int = 1,
     pauses: Pauses | None = None,
-    backoff: Backoff | None = None,
+    backoff: Backoff = UNATTENDED,
     poll_interval: float | None = None,
 ) -> EventDispatcher:
     """Return a dispatcher that looks only when it is woken, and whose pauses take no time."""

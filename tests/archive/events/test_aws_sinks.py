@@ -1,4 +1,4 @@
-"""What is particular to each service, seen from its receiving end."""
+"""Behaviour specific to each AWS sink, checked at the receiving end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from streamfold.archive.events import (
 )
 from streamfold.archive.events.sink import group_of
 from streamfold.errors import InvalidError
-from streamfold.testing.event_faults import FaultyEventSink, SeededEventFaults
+from streamfold.testing.event_faults import FaultyEventSink, SinkCall
 from streamfold.testing.event_sink_kit import SinkProbe, sample_event
+from streamfold.testing.faults import SeededFaults
 from tests.archive.events.feeds import Table, deliver_all, without_repetitions
 from tests.archive.events.receivers import (
     BusProbe,
@@ -58,7 +59,7 @@ async def test_a_fifo_receiver_sees_each_event_once_however_often_sending_failed
     table = await Table.create(Destination.open("memory:table"))
     for _ in range(8):
         await table.commit_diff()
-    faulty = FaultyEventSink(probe.sink, SeededEventFaults(random.Random(seed), 0.5))
+    faulty = FaultyEventSink(probe.sink, SeededFaults(random.Random(seed), {SinkCall.SEND: 0.5}))
     dispatcher = await deliver_all(table.destination, sink=faulty)
     assert dispatcher.errors["sink"] > 0
     assert await probe.received(9) == table.committed, f"seed {seed}"

@@ -1,4 +1,4 @@
-"""Profiles of credentials: what is refused, what STS is asked, and what is never shown."""
+"""Credential profiles: validation, STS requests, and secrets that are never shown."""
 
 from __future__ import annotations
 

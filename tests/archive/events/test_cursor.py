@@ -1,4 +1,4 @@
-"""What is stored of the deliveries: repeated after a stop, never lost, never mixed up."""
+"""Delivery cursors: after a stop, events are repeated but never lost or mixed up."""
 
 from __future__ import annotations
 
@@ -16,13 +16,8 @@ from streamfold.archive.events import (
 )
 from streamfold.archive.events.delivery import CURSOR_EVERY
 from streamfold.errors import InvalidError
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.archive.events.feeds import (
     Pauses,
     Table,

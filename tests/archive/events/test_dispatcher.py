@@ -11,12 +11,8 @@ import pytest
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import Backoff, Event, EventSink, MemorySink
 from streamfold.errors import InvalidError
-from streamfold.testing.event_faults import (
-    EventFault,
-    FaultyEventSink,
-    ScriptedEventFaults,
-    SeededEventFaults,
-)
+from streamfold.testing.event_faults import FaultyEventSink, SinkCall
+from streamfold.testing.faults import NO_FAULT, Fault, FaultKind, ScriptedFaults, SeededFaults
 from tests.archive.events.feeds import (
     Pauses,
     Table,
@@ -128,19 +124,21 @@ async def test_a_sink_that_is_added_later_gets_all_that_is_live(destination: Des
     assert old.events == new.events == table.committed
 
 
-@pytest.mark.parametrize("fault", list(EventFault))
+@pytest.mark.parametrize("kind", SinkCall.SEND.kinds)
 async def test_a_failed_event_holds_back_those_after_it(
-    destination: Destination, fault: EventFault
+    destination: Destination, kind: FaultKind
 ) -> None:
     table, sink = await Table.create(destination), MemorySink()
     for _ in range(3):
         await table.commit_diff()
-    faulty = FaultyEventSink(sink, ScriptedEventFaults([None, fault, fault, None, fault]))
+    fault = Fault(kind)
+    script = {SinkCall.SEND: [NO_FAULT, fault, fault, NO_FAULT, fault]}
+    faulty = FaultyEventSink(sink, ScriptedFaults(script))
     dispatcher = await deliver_all(destination, sink=faulty)
     assert without_repetitions(sink.events) == table.committed
     positions = [int(event.to_position) for event in sink.events]
     assert positions == sorted(positions)
-    assert len(positions) == (7 if fault is EventFault.AFTER else 4)
+    assert len(positions) == (7 if kind is FaultKind.AFTER else 4)
     assert dispatcher.errors == {"sink": 3}
 
 
@@ -148,7 +146,7 @@ async def test_order_holds_under_many_failures(destination: Destination) -> None
     seed = 20260603
     rng = random.Random(seed)
     table, sink = await Table.create(destination), MemorySink()
-    faulty = FaultyEventSink(sink, SeededEventFaults(rng, 0.5))
+    faulty = FaultyEventSink(sink, SeededFaults(rng, {SinkCall.SEND: 0.5}))
     async with running(new_dispatcher(destination, {"sink": faulty}, seed=seed)) as dispatcher:
         for _ in range(30):
             await (table.rebase() if rng.random() < 0.3 else table.commit_diff())
@@ -163,9 +161,10 @@ async def test_order_holds_under_many_failures(destination: Destination) -> None
 
 async def test_pauses_grow_and_end_with_the_failures(destination: Destination) -> None:
     table, sink, pauses = await Table.create(destination), MemorySink(), Pauses()
-    script = [EventFault.BEFORE] * 6 + [None, EventFault.BEFORE]
+    before = Fault(FaultKind.BEFORE)
+    script = {SinkCall.SEND: [before] * 6 + [NO_FAULT, before]}
     await table.commit_diff()
-    faulty = FaultyEventSink(sink, ScriptedEventFaults(script))
+    faulty = FaultyEventSink(sink, ScriptedFaults(script))
     dispatcher = new_dispatcher(
         destination, {"sink": faulty}, pauses=pauses, backoff=Backoff(1.0, 10.0)
     )
@@ -183,7 +182,9 @@ async def test_pauses_are_the_same_for_the_same_seed(destination: Destination) -
 
     async def lengths(seed: int, name: str) -> list[float]:
         pauses = Pauses()
-        faulty = FaultyEventSink(MemorySink(), ScriptedEventFaults([EventFault.LOST] * 4))
+        faulty = FaultyEventSink(
+            MemorySink(), ScriptedFaults({SinkCall.SEND: [Fault(FaultKind.LOST)] * 4})
+        )
         async with running(
             new_dispatcher(destination, {name: faulty}, seed=seed, pauses=pauses)
         ) as p:
@@ -305,7 +306,9 @@ async def test_failures_are_logged_with_the_sink_and_what_went_wrong(
     destination: Destination, caplog: pytest.LogCaptureFixture
 ) -> None:
     await Table.create(destination)
-    faulty = FaultyEventSink(MemorySink(), ScriptedEventFaults([EventFault.BEFORE]))
+    faulty = FaultyEventSink(
+        MemorySink(), ScriptedFaults({SinkCall.SEND: [Fault(FaultKind.BEFORE)]})
+    )
     with caplog.at_level(logging.WARNING, logger="streamfold"):
         await deliver_all(destination, orders=faulty)
     [record] = caplog.records

@@ -9,8 +9,9 @@ import pytest
 
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import Event, EventSink, MemorySink
-from streamfold.testing.blob_faults import FaultyBlobStore, Operation, SeededFaults
-from streamfold.testing.event_faults import FaultyEventSink, SeededEventFaults
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
+from streamfold.testing.event_faults import FaultyEventSink, SinkCall
+from streamfold.testing.faults import SeededFaults
 from tests.archive.events.feeds import Table, new_dispatcher, running, without_repetitions
 from tests.proving import seeds
 
@@ -70,7 +71,7 @@ class History:
         self.sink = MemorySink()
         self._seed = seed
         self._rng = random.Random(seed)
-        self._faulty = FaultyEventSink(self.sink, SeededEventFaults(self._rng, 0.2))
+        self._faulty = FaultyEventSink(self.sink, SeededFaults(self._rng, {SinkCall.SEND: 0.2}))
         self.was_pruned = False
 
     async def step(self) -> None:

@@ -1,4 +1,4 @@
-"""The program in docs/reference/archive-events.md sends what it says, by a role, to a real queue."""
+"""The program in docs/reference/archive-events.md sends to a real queue under an assumed role."""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streamfold.archive.destinations.aws_credentials import AwsAccess
-from streamfold.testing.event_faults import FaultyEventSink, ScriptedEventFaults
+from streamfold.testing.event_faults import FaultyEventSink
 from streamfold.testing.event_sink_kit import EventSinkConformance, SinkProbe
+from streamfold.testing.faults import ScriptedFaults
 from tests.archive.events.receivers import (
     BusProbe,
     Hook,
@@ -29,7 +30,7 @@ class TestFaultyWithoutFaults(EventSinkConformance):
     @pytest.fixture
     def probe(self) -> SinkProbe:
         probe = MemoryProbe()
-        probe.sink = FaultyEventSink(probe.memory, ScriptedEventFaults())
+        probe.sink = FaultyEventSink(probe.memory, ScriptedFaults())
         return probe
 
 

@@ -1,4 +1,4 @@
-"""Webhooks over HTTPS: an authority of one's own is trusted where it is named, and nowhere else."""
+"""Webhooks over HTTPS trust a custom authority only where it is configured."""
 
 from __future__ import annotations
 

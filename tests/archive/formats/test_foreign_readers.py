@@ -21,7 +21,7 @@ import zstandard
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from streamfold.archive.formats import (
-    Compression,
+    FileCompression,
     Format,
     JsonlFormat,
     ParquetFormat,
@@ -92,16 +92,16 @@ def test_parquet_names_its_schema(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.parametrize("compression", Compression)
-def test_duckdb_and_polars_read_jsonl(tmp_path: Path, compression: Compression) -> None:
+@pytest.mark.parametrize("compression", FileCompression)
+def test_duckdb_and_polars_read_jsonl(tmp_path: Path, compression: FileCompression) -> None:
     path = file_of(JsonlFormat(compression), tmp_path)
     with duckdb.connect() as db:
         numbers = db.execute(f"select number, note from read_json('{path}')").fetchall()
     assert numbers == list(zip(ROWS["number"].to_pylist(), ROWS["note"].to_pylist(), strict=True))
     raw = path.read_bytes()
-    if compression is Compression.GZIP:
+    if compression is FileCompression.GZIP:
         raw = gzip.decompress(raw)
-    elif compression is Compression.ZSTD:
+    elif compression is FileCompression.ZSTD:
         raw = zstandard.ZstdDecompressor().decompressobj().decompress(raw)
     assert pl.read_ndjson(raw)["number"].to_list() == ROWS["number"].to_pylist()
 

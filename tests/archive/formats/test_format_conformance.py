@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamfold.archive.formats import (
-    Compression,
+    FileCompression,
     Format,
     JsonlFormat,
     ParquetFormat,
@@ -25,7 +25,7 @@ class TestJsonlGzip(FormatConformance):
 
     @pytest.fixture
     def format(self) -> Format:
-        return JsonlFormat(Compression.GZIP)
+        return JsonlFormat(FileCompression.GZIP)
 
 
 class TestJsonlZstd(FormatConformance):
@@ -34,7 +34,7 @@ class TestJsonlZstd(FormatConformance):
 
     @pytest.fixture
     def format(self) -> Format:
-        return JsonlFormat(Compression.ZSTD)
+        return JsonlFormat(FileCompression.ZSTD)
 
 
 class TestProtobuf(FormatConformance):

@@ -8,7 +8,7 @@ import pytest
 from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats import JsonlFormat
 from streamfold.archive.formats.conforming import has_map
-from streamfold.archive.formats.format import Compression, compress_stream, decompress_stream
+from streamfold.archive.formats.format import FileCompression, compress_stream, decompress_stream
 from streamfold.archive.formats.jsonl import jsonl
 from streamfold.archive.formats.jsonl.json_values import columns_of, restored_batch
 from streamfold.archive.formats.jsonl.jsonl import LineDecoder, decode_objects, whole_lines
@@ -47,8 +47,8 @@ def test_a_line_longer_than_a_block_is_read() -> None:
     assert_same(decoder.decode(data), rows)
 
 
-@pytest.mark.parametrize("compression", [Compression.GZIP, Compression.ZSTD])
-def test_what_inflates_a_thousandfold_is_read_in_blocks(compression: Compression) -> None:
+@pytest.mark.parametrize("compression", [FileCompression.GZIP, FileCompression.ZSTD])
+def test_what_inflates_a_thousandfold_is_read_in_blocks(compression: FileCompression) -> None:
     packed = io.BytesIO()
     with compress_stream(packed, compression) as file:
         for _ in range(32):

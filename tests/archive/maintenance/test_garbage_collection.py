@@ -13,14 +13,9 @@ from streamfold.archive.manifest.updates import PruneEpochs, Stamp
 from streamfold.archive.write.writer import ArchiveWriter
 from streamfold.blob import BlobStore, LocalBlobStore
 from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.blob_kit import keys_of
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import Clock, at, changes, new_ids, open_writer, rows
 

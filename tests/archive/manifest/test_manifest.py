@@ -5,14 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from streamfold.archive.errors import ManifestInvalidError, ManifestVersionError
+from streamfold.archive.errors import ManifestInvalidError
 from streamfold.archive.manifest.encoding import read_manifest, to_json, write_manifest
-from streamfold.archive.manifest.model import with_uris
+from streamfold.archive.manifest.model import check_manifest, with_uris
 from streamfold.archive.manifest.positions import LSN, SEQ_NUM, format_time, parse_time
 from streamfold.blob import open_blob_store
-from streamfold.errors import InvalidError
+from streamfold.errors import FormatUnsupportedError, InvalidError
 from tests.archive.tables import START, Clock, at, changes, open_writer, rows
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -78,7 +79,7 @@ def test_unknown_fields_survive_at_every_level() -> None:
 
 @pytest.mark.parametrize("version", [2, 10**30])
 def test_a_later_version_is_refused_whatever_else_it_says(version: int) -> None:
-    with pytest.raises(ManifestVersionError, match="upgrade"):
+    with pytest.raises(FormatUnsupportedError, match="upgrade"):
         read_manifest(json.dumps({"manifest_version": version, "other": 1}).encode())
 
 
@@ -199,3 +200,14 @@ def test_times_are_rfc_3339_in_utc() -> None:
     for text in ("2026-13-03T12:00:00Z", "2026-06-03T24:00:00Z"):
         with pytest.raises(InvalidError, match="RFC 3339"):
             parse_time(text)
+
+
+def test_a_changed_artifact_is_checked_although_an_earlier_version_was() -> None:
+    manifest = read_manifest(OURS)
+    last = msgspec.structs.replace(manifest.artifacts[-1], epoch=manifest.epoch + 1)
+    changed = msgspec.structs.replace(manifest, artifacts=(*manifest.artifacts[:-1], last))
+    with pytest.raises(ManifestInvalidError, match="must be of epoch"):
+        check_manifest(changed, checked=manifest.artifacts)
+    gone = msgspec.structs.replace(manifest, schemas={}, schema_id=None)
+    with pytest.raises(ManifestInvalidError, match="which does not exist"):
+        check_manifest(gone, checked=manifest.artifacts)

@@ -25,7 +25,8 @@ from streamfold.archive import (
 from streamfold.archive.read.decoding import Decoding
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.blob import LocalBlobStore
-from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
+from streamfold.testing.blob_faults import FaultyBlobStore
+from streamfold.testing.faults import ScriptedFaults
 from tests.archive.reading import HISTORY, Consumer, folder_at, reopened, state_at, write_history
 from tests.archive.tables import at, changes, new_ids, open_writer, rows
 

@@ -1,4 +1,4 @@
-"""Keys looked up among many: every type gives the answers of a plain set."""
+"""Key lookups among many keys agree with a plain set for every type."""
 
 from __future__ import annotations
 

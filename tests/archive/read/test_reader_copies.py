@@ -1,4 +1,4 @@
-"""Archives that were copied, and files that are not beside their manifest."""
+"""Copied archives, and files that are not next to their manifest."""
 
 from __future__ import annotations
 

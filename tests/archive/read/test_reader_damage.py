@@ -16,7 +16,6 @@ from streamfold.archive import (
     ArtifactCorruptError,
     Checked,
     ManifestInvalidError,
-    ManifestVersionError,
     TableSchema,
 )
 from streamfold.archive.buckets import bucket_numbers
@@ -24,7 +23,7 @@ from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.formats import FORMATS, format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.write.artifacts import write_part
-from streamfold.errors import BlobUnavailableError, StreamfoldError
+from streamfold.errors import BlobUnavailableError, FormatUnsupportedError, StreamfoldError
 from tests.archive.reading import HISTORY, folder_at, reopened, state_at, write_history
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
 
@@ -185,7 +184,7 @@ async def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path: Path) 
 async def test_a_later_version_is_refused_by_its_number(tmp_path: Path) -> None:
     await write_history(tmp_path)
     edit_manifest(tmp_path, lambda manifest: manifest.update(manifest_version=2))
-    with pytest.raises(ManifestVersionError, match="upgrade"):
+    with pytest.raises(FormatUnsupportedError, match="upgrade"):
         await streamfold.archive.open(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A rebuild holds row groups and changes in memory, however large the table is."""
+"""A rebuild's memory holds row groups and changes, regardless of the table's size."""
 
 from __future__ import annotations
 

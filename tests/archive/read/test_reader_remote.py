@@ -21,13 +21,8 @@ from streamfold.archive.read.decoding import Decoding
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import BlobUnavailableError, InvalidError
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.archive.reading import Consumer, bucket_at, names_by_id, state_at
 from tests.archive.tables import at, changes, open_writer, rows
 from tests.s3 import S3Server, s3_client

@@ -1,4 +1,4 @@
-"""Every commit ends as committed, conflict or unknown, and says which; faults at every call."""
+"""Every commit ends as committed, conflict or unknown, with faults injected into every call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from streamfold.archive.destinations.destination import Stored
+from streamfold.archive.destinations.destination import StoredManifest
 from streamfold.archive.destinations.mirrors import Mirrors
 from streamfold.archive.errors import (
     ChainGapError,
@@ -30,7 +30,13 @@ from streamfold.archive.manifest.updates import (
     apply_updates,
 )
 from streamfold.archive.write.artifacts import write_part
-from streamfold.archive.write.commit import SWAP_ATTEMPTS, Commit, Committed, Conflict, Unknown
+from streamfold.archive.write.commit import (
+    SWAP_ATTEMPTS,
+    Committed,
+    Conflict,
+    ManifestCommit,
+    Unknown,
+)
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobChangedError, BlobStore
 from streamfold.errors import (
@@ -39,13 +45,8 @@ from streamfold.errors import (
     InvalidError,
     StreamfoldError,
 )
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import START, Clock, at, changes, new_ids, open_writer, rows
 
@@ -190,16 +191,16 @@ class ContestedStore(FaultyBlobStore):
         raise BlobChangedError("someone was faster")
 
 
-async def current(blobs: BlobStore) -> Stored:
+async def current(blobs: BlobStore) -> StoredManifest:
     stored = await at(blobs).read()
     assert stored is not None
     return stored
 
 
-def commit_of(*updates: AddPin | RemovePin | ClaimTable, **parts: object) -> Commit:
+def commit_of(*updates: AddPin | RemovePin | ClaimTable, **parts: object) -> ManifestCommit:
     requirements = parts.get("requirements", ())
     assert isinstance(requirements, tuple)
-    return Commit(updates, requirements, Stamp("a-commit", START), SEQ_NUM)
+    return ManifestCommit(updates, requirements, Stamp("a-commit", START), SEQ_NUM)
 
 
 async def test_endless_conflicts_end_as_a_conflict(blobs: BlobStore, writer: ArchiveWriter) -> None:

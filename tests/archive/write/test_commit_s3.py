@@ -1,4 +1,4 @@
-"""Commits through a network that loses answers: requests take effect, and callers do not know."""
+"""Commits over a network that loses responses after requests took effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two writers that keep taking one table from each other, on storage with real conditions."""
+"""Two writers that repeatedly take over one table on storage with real conditional writes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from streamfold.archive.errors import (
     SchemaIncompatibleError,
     WriterFencedOutError,
 )
-from streamfold.archive.formats import Compression, JsonlFormat, ParquetFormat
+from streamfold.archive.formats import FileCompression, JsonlFormat, ParquetFormat
 from streamfold.archive.manifest.encoding import read_manifest
 from streamfold.archive.manifest.model import MANIFEST_KEY
 from streamfold.archive.manifest.positions import LSN, SEQ_NUM
@@ -26,8 +26,9 @@ from streamfold.archive.write.artifacts import WrittenDiff, write_part
 from streamfold.archive.write.writer import GAP, ArchiveWriter
 from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import InvalidError
-from streamfold.testing.blob_faults import Fault, FaultyBlobStore, Operation
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.blob_kit import keys_of
+from streamfold.testing.faults import Fault, FaultyCall
 from tests.archive.plain_reader import read_states, read_table
 from tests.archive.tables import SCHEMA, Clock, at, changes, net_changes, open_writer, rows
 
@@ -262,7 +263,7 @@ async def test_a_column_that_the_last_writer_adds_while_it_is_replaced_is_kept(
         def __init__(self) -> None:
             self.delays = [1.0]
 
-        def next_fault(self, operation: Operation, key: str) -> Fault:
+        def next_fault(self, operation: FaultyCall, key: str) -> Fault:
             claims = operation is Operation.PUT_IF_MATCH and key == MANIFEST_KEY
             return Fault(delay=self.delays.pop()) if claims and self.delays else Fault()
 
@@ -378,7 +379,7 @@ async def test_an_artifact_has_a_part(blobs: BlobStore) -> None:
 
 
 async def test_a_format_is_named_once(blobs: BlobStore) -> None:
-    for formats in ([], [JsonlFormat(), JsonlFormat(Compression.GZIP)]):
+    for formats in ([], [JsonlFormat(), JsonlFormat(FileCompression.GZIP)]):
         with pytest.raises(InvalidError, match="each named once"):
             await open_writer(at(blobs), formats=formats)
 

@@ -1,4 +1,4 @@
-"""A large base goes through in batches and pieces: what is held does not grow with the table."""
+"""A large base is written in batches: memory does not grow with the table."""
 
 from __future__ import annotations
 

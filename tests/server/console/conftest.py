@@ -68,6 +68,11 @@ class ConsoleServer:
             self._process.communicate(timeout=60)
             self._process = None
 
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        self.stop()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"

@@ -1,4 +1,4 @@
-"""The files of the console: what is served, with which headers, and what they may do."""
+"""Console files: content, headers and content security policy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamfold import __version__
+from streamfold.model.access_tokens import Secret
 from streamfold.server.console import ConsoleSettings
 from streamfold.server.main import running_server
 from tests.server.conftest import configuration
@@ -70,6 +71,17 @@ async def test_settings_say_what_the_page_must_know_before_it_has_a_token() -> N
         "version": __version__, "read_only": True, "guarded": False, "tables": False,
         "snapshotters": False,
     }  # fmt: skip
+
+
+async def test_servers_are_shown_to_those_who_may_see_metrics() -> None:
+    async with (
+        running_server(configuration(root_token=Secret("root-token-of-a-test"))) as server,
+        h2_client(server.port) as client,
+    ):
+        assert (await client.exchange("GET", "/console/servers")).status == 401
+        allowed = (("authorization", "Bearer root-token-of-a-test"),)
+        answer = await client.exchange("GET", "/console/servers", allowed)
+    assert json.loads(answer.body)["this"]["state"] == "active"
 
 
 async def test_without_a_console_the_front_page_is_what_a_browser_gets() -> None:

@@ -1,7 +1,8 @@
-"""The record browser in a real browser: live, inert whatever records hold, and quick with many."""
+"""The record browser in a real browser: live, safe with hostile records, and fast."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -10,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.proving import PROVING
 from tests.server.console.conftest import BASIN, STREAM, ConsoleServer
@@ -42,6 +43,91 @@ def test_a_record_is_appended_from_the_page(server: ConsoleServer, page: Page) -
     detail = page.get_by_role("complementary")
     expect(detail.get_by_role("row", name="trace t-1")).to_be_visible()
     expect(detail.locator(".json-number")).to_have_text("12345678901234567890")
+
+
+def test_bytes_and_files_are_appended_from_the_page(
+    server: ConsoleServer, page: Page, tmp_path: Path
+) -> None:
+    server.create(BASIN, "bytes")
+    page.goto(server.page("basins", BASIN, "bytes"))
+    dialog = page.get_by_role("dialog", name="Append")
+    page.get_by_role("button", name="Append", exact=True).click()
+    dialog.get_by_role("button", name="Hex").click()
+    dialog.get_by_label("Body", exact=True).fill("00 f")
+    dialog.get_by_role("button", name="Append").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("is not hexadecimal")
+    dialog.get_by_label("Body", exact=True).fill("00 ff\nFE")
+    dialog.get_by_role("button", name="Append").click()
+    expect(dialog).to_be_hidden()
+    expect(rows(page)).to_contain_text("00 ff fe")
+    (tmp_path / "one").write_bytes(b"\x01\xff")
+    (tmp_path / "two").write_bytes(b"first\nsecond\n")
+    page.get_by_role("button", name="Append", exact=True).click()
+    dialog.get_by_label("or files").set_input_files([tmp_path / "one", tmp_path / "two"])
+    dialog.get_by_role("button", name="Append").click()
+    expect(rows(page)).to_have_count(3)
+    path, named = "/v1/streams/bytes/records?seq_num=0", {"s2-basin": BASIN, "s2-format": "base64"}
+    read = server.http.get(path, headers=named).json()["records"]
+    bodies = [base64.b64decode(record["body"]) for record in read]
+    assert bodies == [b"\x00\xff\xfe", b"\x01\xff", b"first\nsecond\n"]
+
+
+def test_a_filter_is_in_the_link_begins_where_it_is_told_and_its_matches_are_saved(
+    server: ConsoleServer, page: Page, tmp_path: Path
+) -> None:
+    server.create(BASIN, "searched")
+    server.append([b"pear %d" % number for number in range(20)], "searched", [(b"k", b"v")])
+    server.append([b"pear \xff"], "searched")
+    page.goto(server.page("basins", BASIN, "searched"))
+    page.get_by_label("Filter records").fill("pear")
+    expect(page.get_by_role("status").filter(has_text="21 matches")).to_be_visible()
+    jump = page.get_by_role("form", name="Go to")
+    jump.get_by_label("seq_num", exact=True).fill("18")
+    jump.get_by_role("button", name="Search from").click()
+    found = page.get_by_role("status").filter(has_text="3 of 3 read, from 18")
+    expect(found).to_be_visible()
+    page.goto("about:blank")
+    page.go_back()
+    expect(page.get_by_label("Filter records")).to_have_value("pear")
+    expect(found).to_contain_text("3 matches")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download matches").click()
+    download.value.save_as(tmp_path / "matches.jsonl")
+    lines = (tmp_path / "matches.jsonl").read_text().splitlines()
+    first, _, last = map(json.loads, lines)
+    assert (first["seq_num"], first["body"], first["headers"]) == (18, "pear 18", [["k", "v"]])
+    assert (last["encoding"], base64.b64decode(last["body"])) == ("base64", b"pear \xff")
+    rows(page).last.click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download", exact=True).click()
+    assert download.value.suggested_filename == "searched-20.bin"
+    download.value.save_as(tmp_path / "body")
+    assert (tmp_path / "body").read_bytes() == b"pear \xff"
+
+
+def test_the_latest_record_of_each_key_is_shown_and_stays_current(
+    server: ConsoleServer, page: Page
+) -> None:
+    server.create(BASIN, "prices")
+    prices = [("pear", 5), ("apple", 3), ("pear", 7)]
+    server.append([b'{"item": "%s", "cents": %d}' % (name.encode(), cents) for name, cents in prices],
+                  "prices")  # fmt: skip
+    page.goto(server.page("basins", BASIN, "prices", query="?tab=latest"))
+    page.get_by_label("Key").fill("item")
+    page.get_by_role("button", name="Show latest records").click()
+    expect(page.get_by_role("alert")).to_contain_text('"item" is not a key')
+    page.get_by_label("Key").fill("$.item")
+    page.get_by_role("button", name="Show latest records").click()
+    table = page.get_by_role("row")
+    expect(table.nth(1)).to_contain_text("apple")
+    expect(table.nth(2)).to_contain_text('"cents": 7')
+    expect(page.get_by_role("status").filter(has_text="3 of 3 read")).to_be_visible()
+    server.append([b'{"item": "apple", "cents": 4}'], "prices")
+    expect(table.nth(1)).to_contain_text('"cents": 4')
+    page.reload()
+    expect(page.get_by_role("heading", name="2 keys")).to_be_visible()
+    page.get_by_role("link", name="3", exact=True).click()
+    expect(page.get_by_role("complementary", name="Record 3")).to_be_visible()
 
 
 def test_what_records_hold_is_shown_as_text(server: ConsoleServer, page: Page) -> None:
@@ -116,6 +202,81 @@ def test_the_list_goes_to_a_seq_num_a_time_and_back_from_the_tail(
         expect(rows(page).filter(has_text=f"number {shown}.")).to_be_in_viewport()
     page.get_by_role("button", name="To the tail").click()
     expect(rows(page).filter(has_text="number 899.")).to_be_in_viewport()
+
+
+def test_a_list_that_was_scrolled_up_is_not_called_live(server: ConsoleServer, page: Page) -> None:
+    stream = filled(server, "scrolled", 300)
+    page.goto(server.page("basins", BASIN, stream))
+    live = page.get_by_role("button", name="Live", exact=True)
+    expect(live).to_have_attribute("aria-pressed", "true")
+    expect(rows(page).filter(has_text="number 299.")).to_be_visible()
+    page.get_by_role("listbox").hover()
+    page.mouse.wheel(0, -3000)
+    follow = page.get_by_role("button", name="Follow", exact=True)
+    expect(follow).to_have_attribute("aria-pressed", "false")
+    server.append([b"below the view"], stream)
+    expect(page.get_by_role("status").filter(has_text="tail 301")).to_be_visible()
+    expect(follow).to_be_visible()
+    follow.click()
+    expect(live).to_have_attribute("aria-pressed", "true")
+    expect(rows(page).filter(has_text="below the view")).to_be_in_viewport()
+
+
+def test_a_seq_num_without_a_record_is_reported(server: ConsoleServer, page: Page) -> None:
+    stream = filled(server, "short", 30)
+    page.goto(server.page("basins", BASIN, stream))
+    jump = page.get_by_role("form", name="Go to")
+    jump.get_by_label("seq_num", exact=True).fill("99999")
+    jump.get_by_role("button", name="Go").click()
+    expect(page.get_by_role("alert")).to_have_text("There is no record 99,999 yet: the tail is 30.")
+    jump.get_by_label("seq_num", exact=True).fill("3")
+    jump.get_by_role("button", name="Go").click()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_columns_have_headings_and_times_their_zone(
+    browser: Browser, server: ConsoleServer
+) -> None:
+    server.create(BASIN, "zoned")
+    server.append([b"x" * 100], "zoned", timestamps=[1_767_225_600_000])
+    context = browser.new_context(timezone_id="Asia/Kolkata")
+    shown = context.new_page()
+    shown.goto(server.page("basins", BASIN, "zoned"))
+    headings = shown.locator(".headings")
+    for heading in ("seq_num", "Time, UTC+05:30", "Record", "Body"):
+        expect(headings).to_contain_text(heading)
+    row = rows(shown).first
+    expect(row).to_contain_text("2026-01-01 05:30:00.000")
+    expect(row.locator(".size")).to_have_text("100 B")
+    row.click()
+    detail = shown.get_by_role("complementary")
+    expect(detail).to_contain_text("2026-01-01 05:30:00.000 UTC+05:30")
+    expect(detail).to_contain_text("100 B body, 108 B metered with headers")
+    context.close()
+
+
+def test_a_time_to_go_to_fits_its_field(server: ConsoleServer, page: Page) -> None:
+    stream = filled(server, "timed", 3)
+    page.goto(server.page("basins", BASIN, stream))
+    jump = page.get_by_role("form", name="Go to")
+    jump.get_by_role("combobox").select_option("time")
+    field = jump.get_by_label("Time", exact=True)
+    field.fill("2026-12-31T22:58:58.888")
+    # As wide as the browser draws it when nothing limits it, with its own button.
+    natural = field.evaluate(
+        """(field) => {
+          const copy = field.cloneNode();
+          copy.value = field.value;
+          copy.style.setProperty("width", "max-content", "important");
+          field.after(copy);
+          const { width } = copy.getBoundingClientRect();
+          copy.remove();
+          return width;
+        }"""
+    )
+    box = field.bounding_box()
+    assert box is not None
+    assert box["width"] >= natural
 
 
 def test_a_press_selects_the_record_below_it_though_the_list_moves_before_the_release(

@@ -1,4 +1,4 @@
-"""The Snapshots tab: what the server stores, what is in the stream, and what it cannot see."""
+"""The Snapshots tab: snapshots on the server, in the stream, and elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamfold.follow import SnapshotTaker, external, in_stream
 from tests.server.console.conftest import BASIN, ConsoleServer
 
 NOT_HERE = (
-    "Snapshots that applications keep elsewhere, in a folder or a bucket, are not visible here."
+    "Snapshots that applications store elsewhere, in a folder or a bucket, are not visible here."
 )
 
 
@@ -36,7 +36,7 @@ def take_snapshot(server: ConsoleServer, stream: str, snapshots: Any, size: int 
 
 
 def inside(page: Page) -> Locator:
-    return page.locator("section.card").filter(has_text="Kept in the stream")
+    return page.locator("section.card").filter(has_text="Stored in the stream")
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,12 @@ def test_a_snapshot_in_the_stream_is_shown(
     expect(row).not_to_contain_text("incomplete")
     expect(page.get_by_text("No snapshot is stored with this stream. The newest")).to_be_visible()
     expect(page.get_by_text("There is no snapshot")).to_have_count(0)
+    row.get_by_role("button", name="Show snapshot at").click()
+    expect(page.get_by_role("dialog")).to_contain_text("xxxxxxxxxx")
+    page.get_by_role("button", name="Close").click()
+    with page.expect_download() as download:
+        row.get_by_role("button", name="Download snapshot at").click()
+    assert (b"x" * size) in Path(download.value.path()).read_bytes()
     row.get_by_role("link").click()
     expect(
         page.get_by_text("codec json" if shape != "plain" else "covers_before").first

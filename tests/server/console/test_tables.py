@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -18,16 +19,23 @@ from playwright.sync_api import Page, expect
 from streamfold.archive import ArchiveWriter, TableSchema
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.formats import Format, JsonlFormat, ParquetFormat, parquet
-from streamfold.archive.formats.admission import Limits
-from streamfold.archive.formats.format import Compression
+from streamfold.archive.formats.admission import PieceLimits
+from streamfold.archive.formats.format import FileCompression
 from streamfold.archive.manifest.model import Source
-from streamfold.archive.preview.process import ReadLimits
+from streamfold.archive.preview import ReadLimits
 from streamfold.errors import ConflictError, InvalidError
-from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope, Secret
 from streamfold.server.console import ConsoleSettings
 from streamfold.server.main import Server, running_server
-from streamfold.snapshotter.status import ArtifactStatus, State, StatusServer, TableStatus
-from streamfold.snapshotter.status.table_status import DeadLetterStatus, Failure
+from streamfold.snapshotter.status.http_server import StatusServer
+from streamfold.snapshotter.status.table_status import (
+    ArtifactStatus,
+    DeadLetterStatus,
+    SparkCounts,
+    State,
+    TableFailure,
+    TableStatus,
+)
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
 from tests.folder_size import stored_bytes
 from tests.ports import free_port
@@ -188,7 +196,7 @@ async def publish_hostile(folder: Path, form: Format, count: int) -> str:
     return f"{uri}/"
 
 
-@pytest.mark.parametrize("form", [ParquetFormat(), JsonlFormat(Compression.ZSTD)])
+@pytest.mark.parametrize("form", [ParquetFormat(), JsonlFormat(FileCompression.ZSTD)])
 async def test_a_preview_ends_where_small_files_decode_to_too_much(
     tmp_path: Path, form: Format
 ) -> None:
@@ -206,7 +214,7 @@ async def test_a_preview_ends_where_one_page_of_a_file_decodes_to_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All rows in one group, with one value in its dictionary: they are decoded in one step.
-    monkeypatch.setattr(parquet, "ROW_GROUP", Limits(rows=1 << 20, size=1 << 30))
+    monkeypatch.setattr(parquet, "ROW_GROUP", PieceLimits(rows=1 << 20, size=1 << 30))
     uri = await publish_hostile(tmp_path, ParquetFormat(), 96)
     console = ConsoleSettings(tables=(str(tmp_path),), table_limits=LITTLE_MEMORY)
     async with running_server(configuration(console=console)) as server:
@@ -278,7 +286,7 @@ def readers() -> list[str]:
         with suppress(OSError):
             parent = entry.read_text().rpartition(")")[2].split()[1]
             command = (entry.parent / "cmdline").read_bytes()
-            if int(parent) == os.getpid() and b"archive.preview.reads" in command:
+            if int(parent) == os.getpid() and b"archive.preview" in command:
                 found.append(entry.parent.name)
     return found
 
@@ -297,7 +305,7 @@ async def test_only_tables_that_were_found_are_read(guarded: tuple[Server, str])
 async def test_a_caller_needs_the_right_to_read_all_streams(guarded: tuple[Server, str]) -> None:
     server, uri = guarded
     everything, some = ResourceSet.prefix(""), ResourceSet.prefix("tenant/")
-    reading = frozenset((Operation.READ,))
+    reading = frozenset((Right.READ,))
     for name, streams, prefixed, status in (
         ("all", everything, False, 200), ("some", some, False, 403), ("tenant", some, True, 403),
     ):  # fmt: skip
@@ -312,7 +320,7 @@ async def test_a_caller_needs_the_right_to_read_all_streams(guarded: tuple[Serve
 async def test_an_address_that_is_no_snapshotters_is_refused_at_the_start() -> None:
     for url in ("ftp://localhost", "http://user:secret@localhost", "localhost:8081"):
         console = ConsoleSettings(snapshotters=(url,))
-        with pytest.raises(InvalidError, match="must be the address of its status"):
+        with pytest.raises(InvalidError, match="must be an address"):
             async with running_server(configuration(console=console)):
                 pass
 
@@ -339,6 +347,35 @@ def test_a_table_is_shown_as_a_chain_and_at_an_older_position(
     expect(page.get_by_role("cell", name="one", exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name=HOSTILE)).to_be_visible()
     assert page.locator("main img").count() == 0
+
+
+def test_an_open_table_shows_new_diffs_and_stays_at_a_chosen_position(
+    tmp_path: Path, page: Page
+) -> None:
+    def write(changed: Callable[[ArchiveWriter], Awaitable[object]]) -> None:
+        async def run() -> None:
+            await changed(await open_writer(Destination.open(tmp_path / "users")))
+
+        with ThreadPoolExecutor(1) as thread:  # the browser's driver runs a loop in this one
+            thread.submit(asyncio.run, run()).result()
+
+    with ConsoleServer(tmp_path / "data", ["--tables", str(tmp_path)]) as server:
+        # A link by name, such as the demo's, works before the table is there.
+        page.goto(server.page("tables", "public.users"))
+        expect(page.get_by_text("No table of this name is published yet.")).to_be_visible()
+        write(lambda writer: writer.write_base(rows({1: "one"}), "10", reason="first"))
+        expect(page.get_by_text("the first base of the table").first).to_be_attached()
+        expect(page.get_by_role("heading", name="Rows at 10")).to_be_visible()
+        write(lambda writer: writer.write_diff(changes(("INSERT", 2, "two")), "10", "20"))
+        expect(page.get_by_text("Head 20")).to_be_visible()
+        expect(page.get_by_role("heading", name="Rows at 20")).to_be_visible()
+        since = page.get_by_label("Since").get_by_role("option")
+        expect(since).to_have_text(re.compile(r"\d{4}-\d\d-\d\d .* UTC.*, position 10"))
+        page.get_by_role("slider").press("Home")
+        expect(page.get_by_role("heading", name="Rows at 10")).to_be_visible()
+        write(lambda writer: writer.write_diff(changes(("INSERT", 3, "three")), "20", "30"))
+        expect(page.get_by_text("Head 30")).to_be_visible()
+        expect(page.get_by_role("heading", name="Rows at 10")).to_be_visible()
 
 
 def test_a_slider_that_moves_on_gives_up_the_previews_that_it_passed(
@@ -383,7 +420,7 @@ class _Snapshotter:
     """A table that another writer took, and one of which little is known."""
 
     def statuses(self) -> dict[str, TableStatus]:
-        failure = Failure(
+        failure = TableFailure(
             "fenced", f"another writer has the table {HOSTILE}", "2026-06-03T12:00:00Z"
         )
         status = TableStatus(
@@ -395,6 +432,9 @@ class _Snapshotter:
             table="public.orders", stream="orders", state=State.RETRYING, incomplete_before="7"
         )
         return {"users": status, "orders": orders}
+
+    def spark(self) -> SparkCounts:
+        return SparkCounts()
 
     def request_snapshot(self, table: str) -> Future[ArtifactStatus]:
         raise ConflictError(table)
@@ -413,9 +453,22 @@ def test_the_status_of_snapshotters_is_shown_and_those_that_are_away(
             expect(row).to_contain_text("fenced")
             expect(row).to_contain_text(HOSTILE)
             expect(row).to_contain_text("12 records, 3.5 s")
+            expect(row).to_contain_text(re.compile(r"\d jobs?, \d+ tasks?"))
             expect(row).to_contain_text("100,002 dead letters")
             expect(row).to_contain_text("in s3://b/dead-letters/")
             other = page.get_by_role("row", name="public.orders")
             expect(other).to_contain_text("incomplete before 7")
             expect(other).to_contain_text("unknown")
             expect(page.get_by_text("it cannot be reached")).to_be_visible()
+
+
+def test_a_snapshotter_whose_address_is_in_a_file_is_shown_once_it_has_started(
+    tmp_path: Path, page: Page
+) -> None:
+    file = tmp_path / "snapshotter.url"
+    with ConsoleServer(tmp_path / "data", ["--snapshotter", f"@{file}"]) as server:
+        page.goto(server.page("tables"))
+        expect(page.get_by_text("it has not started yet")).to_be_visible()
+        with StatusServer(_Snapshotter(), "127.0.0.1", 0) as status:
+            file.write_text(f"http://127.0.0.1:{status.port}\n")
+            expect(page.get_by_role("row", name="public.users")).to_contain_text("fenced")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,11 @@ from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT, Subscr
 from streamfold.server.durable_streams.subscriptions.fairness import TimeSlice
 from streamfold.server.durable_streams.subscriptions.leases import Subscription
 from streamfold.server.durable_streams.subscriptions.storage import StoredSubscription
-from streamfold.server.http.listener import Listener, bind
+from streamfold.server.http.door import OpenDoor, bind
 from streamfold.server.http.request import Request
 from streamfold.server.s2.responses import write_problem
-from streamfold.store.durable_streams import StreamSpec, prepared
+from streamfold.store.catalog.creation import NewStream, prepared
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset
 
@@ -196,8 +197,8 @@ async def serving(
         chance=random.Random(SEED),
         **{"local_webhooks": True, "grant_of": _root, **options},
     )
-    with bind("127.0.0.1", 0) as bound:
-        listener = Listener(bound, lambda request: _handle(subscriptions, request))
+    with closing(bind("127.0.0.1", 0)) as door:
+        listener = OpenDoor(door, lambda request: _handle(subscriptions, request))
         url = f"http://127.0.0.1:{listener.port}{CONTROL_ROOT}"
         async with subscriptions.running():
             listener.start()
@@ -227,7 +228,7 @@ async def _handle(subscriptions: Subscriptions, request: Request) -> None:
 
 async def create(store: StreamStore, stream: str, *messages: object) -> None:
     """Create a stream of JSON; its first messages are appended afterwards."""
-    spec = StreamSpec(
+    spec = NewStream(
         content_type=JSON,
         ttl=None,
         expires_at=None,
@@ -237,7 +238,7 @@ async def create(store: StreamStore, stream: str, *messages: object) -> None:
         content=prepared([]),
         key=None,
     )
-    await store.durable.create(BASIN, stream, spec)
+    await store.stream(BASIN, stream).create(spec)
     if messages:
         await append(store, stream, *messages)
 
@@ -245,15 +246,14 @@ async def create(store: StreamStore, stream: str, *messages: object) -> None:
 async def append(store: StreamStore, stream: str, *messages: object) -> str:
     """Append messages; the offset after them."""
     records = [Record(json.dumps(message).encode()) for message in messages]
-    appended = await store.durable.append(
-        BASIN, stream, Claim(content_type=JSON), prepared([RecordBatch.of(records)])
-    )
-    return format_offset(appended.tail)
+    request = AppendRequest((RecordBatch.of(records),), claim=Claim(content_type=JSON))
+    ack = await store.stream(BASIN, stream).submit(request).ack
+    return format_offset(ack.end.seq_num)
 
 
 async def messages(store: StreamStore, stream: str) -> list[dict[str, Any]]:
     """Everything that is in a stream."""
-    async with store.durable.reading(BASIN, stream, 0) as reading:
+    async with store.stream(BASIN, stream).reading(0) as reading:
         found: list[dict[str, Any]] = []
         while (batch := await reading.read()) is not None:
             found += [json.loads(record.body) for record in batch.records()]
@@ -262,7 +262,7 @@ async def messages(store: StreamStore, stream: str) -> list[dict[str, Any]]:
 
 async def next_message(store: StreamStore, stream: str, position: int) -> dict[str, Any]:
     """The message at a position in a stream, as soon as it is appended."""
-    async with asyncio.timeout(60), store.durable.reading(BASIN, stream, position) as reading:
+    async with asyncio.timeout(60), store.stream(BASIN, stream).reading(position) as reading:
         while (batch := await reading.read()) is None:
             await reading.wait(60)
     first: dict[str, Any] = json.loads(next(iter(batch.records())).body)

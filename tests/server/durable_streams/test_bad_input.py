@@ -1,4 +1,4 @@
-"""Requests that break a rule: each gets the status of the protocol, and nothing changes."""
+"""Requests that break a rule get the protocol's status and change nothing."""
 
 from __future__ import annotations
 

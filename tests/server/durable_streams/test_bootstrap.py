@@ -1,4 +1,4 @@
-"""Bootstrap: the newest snapshot and all that followed, in one answer that says how far it goes."""
+"""Bootstrap: the newest snapshot and later records in one response, with its end."""
 
 from __future__ import annotations
 

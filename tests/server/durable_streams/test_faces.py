@@ -1,4 +1,4 @@
-"""One stream, two faces: what one writes the other reads, also after a restart."""
+"""Records written through one face can be read through the other, even after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nonsensical requests: each gets an answer, and none makes the server fail."""
+"""Random requests are all answered, and none makes the server fail."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from streamfold.server.durable_streams.content import PIECE_MAX, Body, to_batches
+from streamfold.server.durable_streams import events
+from streamfold.server.durable_streams.content import PIECE_MAX, ContentBody, to_batches
 from streamfold.server.main import Server, running_server
 from tests.server.conftest import configuration, until
 from tests.server.durable_streams.conftest import JSON, OCTETS, browsing, token
@@ -80,7 +81,7 @@ async def test_a_long_text_is_cut_into_events_between_characters(web: httpx.Asyn
 
 def test_what_is_not_utf8_is_cut_where_it_is_full() -> None:
     body = b"\x80" * (2 * PIECE_MAX + 1)
-    batches = to_batches(Body([body]), "text/plain", allow_empty=False)
+    batches = to_batches(ContentBody([body]), "text/plain", allow_empty=False)
     pieces = [piece for batch in batches for piece in batch.bodies()]
     assert list(map(len, pieces)) == [PIECE_MAX, PIECE_MAX, 1]
 
@@ -206,3 +207,19 @@ async def test_a_stop_ends_live_reads_in_good_time() -> None:
     assert (await poll).status_code in (204, 503)
     assert (await sse).status_code == 200
     await client.aclose()
+
+
+@pytest.mark.parametrize("content", [b"[]", b"[1]"], ids=["empty", "with a message"])
+async def test_a_quiet_connection_gets_comments_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(events, "KEEP_ALIVE", 0.05)
+    monkeypatch.setattr(events, "LIFETIME", 0.5)
+    async with running_server(configuration()) as server, browsing(server) as web:
+        await web.put(STREAM, headers=JSON, content=content)
+        answer = await web.get(STREAM, params={"offset": "-1", "live": "sse"})
+    told, *comments = answer.text.split("\n:\n")
+    assert told.count("event: control") == 1
+    assert told.count("event: data") == (content == b"[1]")
+    assert len(comments) > 1
+    assert not "".join(comments).strip()

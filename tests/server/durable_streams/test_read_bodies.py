@@ -1,8 +1,9 @@
-"""What a read returns is the same whether compiled code or Python takes it from the stored records."""
+"""Reads return the stored records without commands."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 
 from streamfold.errors import DataCorruptError
 from streamfold.model.positions import SeqNum, Timestamp
-from streamfold.model.records import Header, SequencedRecord
-from streamfold.records import encode_records, warm_up
-from streamfold.server.durable_streams.content import bodies, bodies_of, join
+from streamfold.model.records import Header, SequencedRecord, is_command
+from streamfold.server.durable_streams.content import bodies_of, join
 from streamfold.store.read.requests import ReadBatch
+from tests.records.reference import encode_records
 from tests.server.durable_streams.conftest import token
 
 #: A header without a name, first, makes a record a command.
@@ -21,6 +22,10 @@ HEADERS = st.lists(
     st.builds(Header, st.sampled_from((b"", b"name")), st.binary(max_size=3)), max_size=3
 )
 CONTENTS = st.lists(st.tuples(HEADERS, st.binary(max_size=10)), max_size=6)
+
+
+def bodies(records: Sequence[SequencedRecord]) -> list[bytes]:
+    return [record.body for record in records if not is_command(record)]
 
 
 def batch_of(contents: list[tuple[list[Header], bytes]]) -> ReadBatch:
@@ -36,7 +41,6 @@ def batch_of(contents: list[tuple[list[Header], bytes]]) -> ReadBatch:
 def test_bodies_are_those_of_the_records_that_are_not_commands(
     pages: list[list[tuple[list[Header], bytes]]],
 ) -> None:
-    assert warm_up()
     batches = [batch_of(contents) for contents in pages]
     parts = [body for batch in batches for body in bodies(batch.records())]
     assert [body for batch in batches for body in bodies_of(batch)] == parts
@@ -45,7 +49,6 @@ def test_bodies_are_those_of_the_records_that_are_not_commands(
 
 
 def test_offsets_of_state_messages_skip_commands_whatever_decodes_the_records() -> None:
-    assert warm_up()
     change = b'{"headers":{"operation":"insert"}}'
     command = ([Header(b"", b"fence")], b"token")
     plain, mixed = batch_of([([], change)] * 2), batch_of([([], change), command, ([], change)])
@@ -61,7 +64,6 @@ def test_offsets_of_state_messages_skip_commands_whatever_decodes_the_records() 
 def test_damaged_records_give_no_bodies_that_python_would_not_give(
     contents: list[tuple[list[Header], bytes]], data: st.DataObject
 ) -> None:
-    assert warm_up()
     damaged = bytearray(batch_of(contents).payload())
     damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     batch = ReadBatch((bytes(damaged),), 7, len(contents), 0, None)

@@ -1,4 +1,4 @@
-"""Names with slashes: below a bucket they are one segment; errors suggest the right path."""
+"""Stream names with slashes are one path segment below a bucket. Errors suggest the right path."""
 
 from __future__ import annotations
 

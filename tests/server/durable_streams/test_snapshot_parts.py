@@ -183,11 +183,9 @@ async def test_parts_are_discarded_all_together(web: httpx.AsyncClient) -> None:
 async def test_a_stream_has_so_many_parts_and_is_told_the_limit(
     durable: Server, web: httpx.AsyncClient
 ) -> None:
-    supervisor, room = durable.store.durable.supervisor, DiskSpace(None, None)
+    supervisor, room = durable.store._supervisor, DiskSpace(None, None)
     blobs = supervisor.parts._store  # the same storage, with lower limits
-    supervisor.parts = StagedParts(
-        blobs, room, durable.store.durable.now, parts_max=2, bytes_max=100
-    )
+    supervisor.parts = StagedParts(blobs, room, durable.store._now, parts_max=2, bytes_max=100)
     await stage(web, b"x" * 10)
     await stage(web, b"x" * 10)
     full = await web.post(f"{STREAM}/snapshot/2/parts", content=b"x")

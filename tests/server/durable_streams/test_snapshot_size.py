@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,9 +76,8 @@ def serving_from(folder: Path) -> Iterator[LargeServer]:
     with serving(*options) as exports:
         [child] = [one for one in psutil.Process().children() if one.pid not in before]
         url = exports["S2_ACCOUNT_ENDPOINT"]
-        # What the server loads after its start is not memory of a snapshot.
-        while "streamfold_compiled_kernels 1.0" not in httpx.get(f"{url}/metrics", timeout=60).text:
-            time.sleep(0.05)
+        # What the server loads for its first answers is not memory of a snapshot.
+        httpx.get(f"{url}/metrics", timeout=60).raise_for_status()
         yield LargeServer(url, child.pid, folder / "snapshots")
 
 

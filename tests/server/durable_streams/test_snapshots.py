@@ -1,4 +1,4 @@
-"""Snapshots of a stream: publish, lead to, read, list; in the order of checks that is documented."""
+"""Publishing, redirecting to, reading and listing snapshots, with the documented order of checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions over a real port: what is created, linked, shown and refused."""
+"""Subscriptions over a real port: creation, links, views and rejections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from streamfold.model.names import StreamName
 from streamfold.server.durable_streams.subscriptions import CONTROL_ROOT
-from streamfold.store.durable_streams import ForkSpec, StreamSpec, prepared
+from streamfold.store.catalog.creation import ForkSpec, NewStream, prepared
 from streamfold.store.store import StreamStore
 from streamfold.wire.durable_streams.offsets import format_offset
 from tests.server.durable_streams.subscribing import (
@@ -235,8 +235,8 @@ async def test_what_a_fork_inherited_is_not_new(bench: Bench, store: StreamStore
     await create(store, "source", 1, 2, 3)
     await bench.put("s", **pull())
     fork = ForkSpec(StreamName("source"), 2, 0, lambda _: True)
-    spec = StreamSpec(None, None, None, False, False, fork, prepared([]), None)
-    await store.durable.create(BASIN, "events/fork", spec)
+    spec = NewStream(None, None, None, False, False, fork, prepared([]), None)
+    await store.stream(BASIN, "events/fork").create(spec)
     await append(store, "events/fork", 4)
     assert await bench.acked("s", "events/fork") == format_offset(2)
 
@@ -246,7 +246,7 @@ async def test_a_stream_that_is_created_anew_starts_over(bench: Bench, store: St
     await create(store, "named", 1, 2)
     await bench.put("s", **pull(streams=["named"]))
     for stream in ("events/a", "named"):
-        await store.durable.delete(BASIN, stream)
+        await store.stream(BASIN, stream).delete()
         await store.upkeep()
         await create(store, stream, 1)
         assert await bench.acked("s", stream) == START

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamfold.model.access_tokens import EVERYTHING, Operation
+from streamfold.model.access_tokens import EVERYTHING, Right
 from streamfold.model.grants import Grant
 from streamfold.server.durable_streams.subscriptions import fairness, runner
 from streamfold.server.durable_streams.subscriptions.webhooks import (
@@ -63,7 +63,7 @@ async def authorise(request: Request) -> Grant:
 
 
 async def grant_of(owner: str | None) -> Grant:
-    return Grant(frozenset({Operation.READ}), EVERYTHING, EVERYTHING, token_id=owner)
+    return Grant(frozenset({Right.READ}), EVERYTHING, EVERYTHING, token_id=owner)
 
 
 async def test_lookups_that_hang_do_not_delay_the_webhooks_of_other_owners() -> None:

@@ -1,4 +1,4 @@
-"""Pull-wake: workers find wakes in a stream, claim the work, and hold it under a lease."""
+"""Pull-wake: workers read wakes from a stream, claim the work, and hold it under a lease."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_work_that_went_away_is_announced_when_it_comes_back(
 ) -> None:
     await create(store, "events/a", 1)
     await next_message(store, "wakes", 0)
-    await store.durable.delete(BASIN, "events/a")
+    await store.stream(BASIN, "events/a").delete()
     bench.subscriptions.notice("events/a")
     assert code(await bench.post("s", "claim", {"worker": "w"})) == (409, "NO_PENDING_WORK")
     await create(store, "events/b", 1)
@@ -246,7 +246,7 @@ async def test_a_stream_that_is_created_anew_during_a_wake_ends_it(
     """An ack of the former stream's records must not pass for one of the new stream's."""
     await create(store, "events/a", 1)
     claimed = await bench.claim("s")
-    await store.durable.delete(BASIN, "events/a")
+    await store.stream(BASIN, "events/a").delete()
     await create(store, "events/a", 2, 3)
     late = await bench.post("s", "ack", of(claimed, ("events/a", 1), done=True), claimed["token"])
     assert code(late) == (409, "FENCED")

@@ -1,4 +1,4 @@
-"""What survives: a restart, a crash at the worst moment, storage that fails."""
+"""Subscriptions survive restarts, crashes at the worst moment, and failing storage."""
 
 from __future__ import annotations
 

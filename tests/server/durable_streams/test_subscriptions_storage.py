@@ -1,4 +1,4 @@
-"""What a change of a subscription writes, and documents of earlier versions."""
+"""Rows written by subscription changes, and documents of earlier versions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_document_of_an_earlier_version_keeps_its_links_and_acks() -> No
     async with open_store(engines.location, opener=engines.open) as store:
         await prepare(store)
         await create(store, "events/a", 1, 2)
-        assert (await store.durable.status(BASIN, "events/a")).id == 2
+        assert (await store.stream(BASIN, "events/a").status()).id == 2
         await store.documents.put(f"ds-subscription/{BASIN}", "s", OLD_DOCUMENT)
     async with restarted(engines, clock) as bench:
         assert await names(bench) == ["events/a", "named"]

@@ -1,4 +1,4 @@
-"""One line per request, and no secret in any of them."""
+"""One access log line per request, without secrets."""
 
 from __future__ import annotations
 

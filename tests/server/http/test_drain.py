@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 from s2_sdk import AppendInput, Record, Retry, SeqNum
 
-from streamfold.errors import SeqNumMismatchError
 from streamfold.model.configs import BasinReconfiguration
 from streamfold.model.records import Record as Stored
+from streamfold.server.config import write_self_signed
+from streamfold.server.http.connections import ClientLimits, Connections
+from streamfold.server.http.door import OpenDoor, TlsFiles, bind
+from streamfold.server.http.request import Request
 from streamfold.server.main import Server, running_server
-from streamfold.store.engine.engine import Batch
+from streamfold.store.engine.engine import WriteBatch
 from streamfold.store.engine.slatedb import SlateEngine
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.settings import StoreSettings
 from streamfold.wire.s2.frames import Frame
 from tests.cli.commands import Shell, line_of
@@ -28,6 +32,7 @@ from tests.sdk import sdk_client
 from tests.server.conftest import BASIN, STREAM, configuration, sdk, until
 from tests.server.curl import curl
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
+from tests.server.raw_h1 import h1_client
 from tests.server.raw_h2 import Answer, H2Client, h2_client
 
 
@@ -85,6 +90,33 @@ async def test_an_idle_server_stops_at_once() -> None:
         await running.stopped()
 
 
+@pytest.mark.parametrize(
+    "start",
+    [b"", b"PRI * HT", b"GET /ping HTTP/1.1\r\nhost: loc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
+    ids=["nothing", "half a preface", "half a head", "a preface"],
+)
+async def test_a_door_does_not_wait_for_connections_without_a_request(start: bytes) -> None:
+    await _stops_with_a_silent_client(start, None)
+
+
+async def test_a_door_does_not_wait_for_a_handshake(tmp_path: Path) -> None:
+    await _stops_with_a_silent_client(b"", write_self_signed(tmp_path))
+
+
+async def _stops_with_a_silent_client(start: bytes, tls: TlsFiles | None) -> None:
+    async def answer(request: Request) -> None:
+        await request.respond(200)
+
+    limits = ClientLimits(connections=Connections(first_request=100))
+    opened = OpenDoor(bind("127.0.0.1", 0), answer, tls, limits)
+    opened.start()
+    async with h1_client(opened.port) as client:
+        await client.send(start)
+        await until(lambda: len(limits.connections.by_id) == 1)
+        async with asyncio.timeout(60):
+            await opened.stop(1000)
+
+
 async def test_new_work_is_turned_away_with_a_code_that_is_safe_to_repeat() -> None:
     async with stoppable() as running:
         async with h2_client(running.server.port) as h2:
@@ -108,8 +140,8 @@ async def test_new_work_is_turned_away_with_a_code_that_is_safe_to_repeat() -> N
 
 
 async def test_an_outstanding_ack_advises_to_reconnect_and_the_client_may_end_in_peace() -> None:
-    slow_commits = StoreSettings(commit_interval=1.0)
-    async with stoppable(store=slow_commits) as running:
+    slow_commits = StoreSettings(commit_interval=2.0)
+    async with stoppable(drain_timeout=1000, store=slow_commits) as running:
         async with h2_client(running.server.port) as h2:
             session = h2.open("POST", PATH, SESSION)
             await h2.send(session, append_frame(b"before"))
@@ -130,15 +162,31 @@ async def test_an_outstanding_ack_advises_to_reconnect_and_the_client_may_end_in
 async def accepted(server: Server, count: int) -> None:
     """Wait until so many records have their slots in the stream, durable or not."""
     while True:
-        try:
-            await server.store.submit(BASIN, STREAM, [Stored(b"probe")], match_seq_num=count)
-        except SeqNumMismatchError:
-            await asyncio.sleep(0)
-        else:
+        probe = AppendRequest.of([Stored(b"probe")], match_seq_num=count)
+        submission = server.store.stream(BASIN, STREAM).submit(probe)
+        if await submission.decided():
             return
+        submission.ack.cancel()  # a refusal waits until the records before it are durable
+        await asyncio.sleep(0)
 
 
-async def test_an_idle_append_session_is_ended_at_once_with_nothing_outstanding() -> None:
+async def test_an_idle_append_session_is_advised_to_reconnect_by_its_next_ack() -> None:
+    async with stoppable(drain_timeout=1000) as running:
+        async with h2_client(running.server.port) as h2:
+            session = h2.open("POST", PATH, SESSION)
+            await h2.send(session, append_frame(b"before"))
+            await h2.body_of(session, 10)
+            await running.begin()
+            await h2.send(session, append_frame(b"after"))
+            await h2.body_of(session, len(h2.answer(session).body) + 1)
+            await h2.send(session, b"", end=True)
+            answer = await h2.whole(session)
+        await running.stopped()
+    advice = [frame.reconnect_advised for frame in frames_in(bytes(answer.body))]
+    assert advice == [False, True]
+
+
+async def test_an_idle_append_session_is_ended_long_before_the_deadline() -> None:
     async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             session = h2.open("POST", PATH, SESSION)
@@ -163,7 +211,7 @@ class HeldCommits:
 def held_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCommits]:
     commits, commit = HeldCommits(), SlateEngine.commit
 
-    async def held(engine: SlateEngine, batch: Batch) -> None:
+    async def held(engine: SlateEngine, batch: WriteBatch) -> None:
         commits.reached.set()
         await commits.go.wait()
         await commit(engine, batch)
@@ -316,8 +364,9 @@ async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Pat
             session = stream.append_session()
             tickets = [await session.submit(_numbered(number)) for number in range(50)]
             await tickets[0]
-            first.send_signal(signal.SIGTERM)
             tickets += [await session.submit(_numbered(number)) for number in range(50, 100)]
+            # Not before: the client may lose what it submits as its session ends (upstream defect 27).
+            first.send_signal(signal.SIGTERM)
             assert await first.wait() == 0
         async with serve():
             acks = [await ticket for ticket in tickets]

@@ -1,4 +1,4 @@
-"""Requests whose bytes cannot be what they should be: a 4xx says so, and nothing has happened."""
+"""Malformed requests get a 4xx and have no effect."""
 
 from __future__ import annotations
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from streamfold.model.records import Record
+from streamfold.server.http.door import OpenDoor, bind
+from streamfold.server.http.request import Request
 from streamfold.server.main import Server
 from tests.server.conftest import BASIN, STREAM
 from tests.server.frames import append_frame, frames_in
@@ -98,3 +102,21 @@ async def test_headers_without_end_are_refused(server: Server) -> None:
         except ConnectionError:
             return
         assert answer.split(b" ")[1] in (b"431", b"400")
+
+
+async def test_a_method_of_the_client_s_own_is_no_string_that_python_retains() -> None:
+    """Some versions of Python never free an interned string, and a method has up to 64 KiB."""
+    methods: list[str] = []
+
+    async def answer(request: Request) -> None:
+        methods.append(request.method)
+        await request.respond(200)
+
+    opened = OpenDoor(bind("127.0.0.1", 0), answer)
+    opened.start()
+    async with h1_client(opened.port) as client:
+        await client.send(b"OF-THE-CLIENT / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await client.head())[0] == 200
+    (method,) = methods
+    assert sys.intern("".join(("OF-THE", "-CLIENT"))) is not method
+    await opened.stop(60)

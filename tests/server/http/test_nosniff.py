@@ -1,4 +1,4 @@
-"""No browser guesses what stored content is: every answer of both faces says that it must not."""
+"""Every response of both faces forbids browsers to guess content types."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from streamfold.server.http.offload import ArrivalOrder, OffloadPool
+from streamfold.server.http.offload import OffloadPool
 
 
 @pytest.fixture
@@ -79,6 +80,25 @@ async def test_a_caller_that_gives_up_frees_its_thread_only_when_the_work_ends(
     assert await queued == "done"
 
 
+async def test_work_that_fails_after_its_caller_gave_up_is_not_logged(
+    offload_pool: OffloadPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Held()
+
+    def fail() -> None:
+        held()
+        raise ValueError
+
+    given_up = asyncio.ensure_future(offload_pool.run("a", fail))
+    await held.has_begun()
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    held.let_go()
+    assert await offload_pool.run("a", lambda: "next") == "next"
+    gc.collect()
+    assert caplog.messages == []
+
+
 async def test_a_cancelled_wait_takes_no_turn_of_others(offload_pool: OffloadPool) -> None:
     held = Held()
     running = asyncio.ensure_future(offload_pool.run("a", held))
@@ -100,36 +120,3 @@ async def test_errors_come_back_without_what_they_were_made_of(offload_pool: Off
     with pytest.raises(ValueError, match="1") as caught:
         await offload_pool.run("a", fail)
     assert all("large" not in entry.frame.f_locals for entry in caught.traceback)
-
-
-async def test_what_arrives_later_waits_for_what_takes_long() -> None:
-    order, submitted = ArrivalOrder(), list[str]()
-    parsed = asyncio.Event()
-
-    async def heavy(name: str) -> None:
-        async with order.turn("stream"):
-            await parsed.wait()
-            submitted.append(name)
-
-    async def light(name: str, key: str = "stream") -> None:
-        await order.reached(key)
-        submitted.append(name)
-
-    running = [
-        asyncio.ensure_future(work)
-        for work in (heavy("1"), light("2"), heavy("3"), light("4"), light("other", "elsewhere"))
-    ]
-    while "other" not in submitted:  # noqa: ASYNC110 - nothing announces it
-        await asyncio.sleep(0)
-    assert submitted == ["other"]
-    parsed.set()
-    await asyncio.gather(*running)
-    assert submitted == ["other", "1", "2", "3", "4"]
-
-
-async def test_a_turn_that_fails_lets_the_next_one_come() -> None:
-    order = ArrivalOrder()
-    with pytest.raises(ValueError, match="bad"):
-        async with order.turn("stream"):
-            raise ValueError("bad")
-    await asyncio.wait_for(order.reached("stream"), 60)

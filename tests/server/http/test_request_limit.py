@@ -1,4 +1,4 @@
-"""A server takes so many requests at once, and says so to the next."""
+"""Requests beyond the server's limit are rejected with an explanation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_addresses_of_one_ipv6_network_are_one_client_and_mapped_ipv4_addresses_
         ("192.0.2.1", 2),
         ("fe80::1%eth0", 1),
     ):
-        assert connections.begin((address, "1"), large=False).of_client == of_client, address
+        connection = connections.open(len(connections.by_id), address, 1, lambda _: None)
+        assert connections.begin(connection).of_client == of_client, address
 
 
 async def test_requests_of_one_connection_beyond_its_share_are_refused(

@@ -1,4 +1,4 @@
-"""Bodies that do not arrive are given up, and hold no memory that others need."""
+"""Stalled bodies are dropped and hold no memory that others need."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import cast
 import pytest
 
 from streamfold.errors import ServerBusyError
-from streamfold.server.http.listener import STREAMS_MAX
+from streamfold.server.http.connections import Connection
+from streamfold.server.http.door import STREAMS_MAX
 from streamfold.server.http.offload import OffloadPool
 from streamfold.server.http.request import Request
 from streamfold.server.http.request_limits import RequestBudget
 from streamfold.server.http.response_limits import ResponseBudget
-from streamfold.server.http.response_stream import Message
 from streamfold.server.main import Server, running_server
+from streamfold.testing.simulation.exchange import SimulatedExchange
+from streamfold.testing.simulation.loop import roll_with
 from tests.server.attacked import MIB, attacked, steady
 from tests.server.conftest import BASIN, STREAM, configuration, until
 from tests.server.frames import PATH, SESSION, append_frame, frames_in
@@ -196,27 +198,17 @@ async def test_few_bodies_wait_for_memory_and_further_ones_are_refused() -> None
 
 async def test_addresses_of_one_ipv6_network_are_one_client_of_those_that_wait_for_memory() -> None:
     """Requests without a server: a test cannot count on more than one IPv6 address."""
+    roll_with(1)
     budget = RequestBudget(capacity=1 << 20)
     budget.waiting_max = 4
     pool = OffloadPool()
     tasks: list[asyncio.Task[bytes | None]] = []
 
-    def receive() -> asyncio.Future[Message]:
-        return asyncio.get_running_loop().create_future()  # this client sends nothing
-
-    async def send(message: Message) -> None:
-        raise AssertionError(f"nothing is answered: {message}")
-
     def read_from(address: str) -> asyncio.Task[bytes | None]:
-        scope = {
-            "method": "POST",
-            "client": (address, "1"),
-            "http_version": "1.1",
-            "raw_path": b"/",
-            "query_string": b"",
-            "headers": [(b"content-length", b"1048576")],
-        }
-        request = Request(scope, receive, send, budget, ResponseBudget(), pool)
+        exchange = SimulatedExchange(
+            Connection(0, address, 1, lambda _: None), "POST", "/", {}, declared=1 << 20
+        )
+        request = Request(exchange, budget, ResponseBudget(), pool)
         task = asyncio.create_task(request.body(1 << 20))
         request.task = cast("asyncio.Task[None]", task)
         tasks.append(task)

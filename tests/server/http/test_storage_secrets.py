@@ -1,4 +1,4 @@
-"""Answers to failures of storage: clients see what happened, the log has where."""
+"""Storage failures: clients learn what happened, and only the log says where."""
 
 from __future__ import annotations
 

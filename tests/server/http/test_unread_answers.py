@@ -1,4 +1,4 @@
-"""What clients do not read is bounded, and those that read nothing are cut off."""
+"""Unread responses are bounded, and clients that read nothing are disconnected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from streamfold.model.records import Record
 from streamfold.server.durable_streams import reads
-from streamfold.server.http.listener import STREAM_WINDOW
+from streamfold.server.http.door import STREAM_WINDOW
 from streamfold.server.http.response_limits import ANSWER_COST, PACE_MIN
 from streamfold.server.main import Server, running_server
 from tests.server.attacked import LARGE, MIB, Attacked, attacked, get, steady
@@ -198,7 +198,6 @@ async def test_small_answers_over_http2_that_are_not_taken_are_counted(size: int
         await until(lambda: room.used > sent / 3)
 
 
-# Upstream defect 10.
 @pytest.mark.parametrize("size", [60_000, 250_000])
 @pytest.mark.parametrize(
     ("path", "header"),

@@ -1,4 +1,4 @@
-"""Uploads keep few files open, whatever they do, so that storage always has descriptors."""
+"""Uploads keep few files open, so storage always has descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose storage is damaged serves what is whole, and names what is not."""
+"""A server with damaged storage serves what is intact and reports the damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import s2_sdk
 from s2_sdk import AppendInput
 
-from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope, Secret
 from streamfold.model.records import Record
 from streamfold.server.main import running_server
 from streamfold.store import keys
@@ -332,7 +332,7 @@ async def test_damage_is_named_without_the_prefix_that_a_token_must_not_see(
     scope = Scope(
         basins=ResourceSet.prefix(""),
         streams=ResourceSet.prefix(LARGE[:2]),
-        ops=frozenset([Operation.ACCOUNT_METRICS, Operation.STREAM_METRICS]),
+        ops=frozenset([Right.ACCOUNT_METRICS, Right.STREAM_METRICS]),
     )
     settings = configuration(location=tmp_path.as_uri(), root_token=root)
     async with running_server(settings) as server, h2_client(server.port) as h2:

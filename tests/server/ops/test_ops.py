@@ -1,4 +1,4 @@
-"""What those who watch the server see of it."""
+"""Operator endpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamfold import __version__
-from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope, Secret
+from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope, Secret
 from streamfold.model.records import Record
 from streamfold.server.main import running_server
 from tests.server.conftest import BASIN, configuration
@@ -103,7 +103,7 @@ async def test_the_busiest_streams_are_shown_to_callers_that_may_see_their_metri
         scope = Scope(
             basins=ResourceSet.prefix(""),
             streams=ResourceSet.prefix("app/"),
-            ops=frozenset([Operation.STREAM_METRICS]),
+            ops=frozenset([Right.STREAM_METRICS]),
         )
         token = AccessToken("app", scope, auto_prefix_streams=True)
         secret = await server.store.account.issue_access_token(token)

@@ -1,4 +1,4 @@
-"""Who may create a stream: append alone does, where its basin says so, and nowhere else."""
+"""Only appends create streams, and only in basins that allow it."""
 
 from __future__ import annotations
 

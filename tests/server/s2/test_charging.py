@@ -1,4 +1,4 @@
-"""Usage is charged to what a request was allowed to use, never to what its headers claim."""
+"""Usage is attributed by the request's rights, never by its headers."""
 
 from __future__ import annotations
 

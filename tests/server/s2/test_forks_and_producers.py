@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from streamfold.model.access_tokens import AccessToken, Operation, ResourceSet, Scope
+from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope
 from streamfold.server.main import Server
 from tests.server.conftest import BASIN, ROOT
 from tests.server.durable_streams.conftest import JSON, browsing, producer, token
@@ -53,7 +53,7 @@ async def shown(web: httpx.AsyncClient, stream: str, part: str, **query: Any) ->
 async def as_caller(guarded: Server, *, prefixed: bool) -> httpx.AsyncClient:
     """A client that may see the streams of one team."""
     streams = ResourceSet.prefix("team-")
-    reading = frozenset((Operation.GET_STREAM_CONFIG,))
+    reading = frozenset((Right.GET_STREAM_CONFIG,))
     scope = Scope(basins=ResourceSet.prefix(""), streams=streams, ops=reading)
     secret = await guarded.store.account.issue_access_token(AccessToken("team", scope, prefixed))
     url = f"http://127.0.0.1:{guarded.port}"
@@ -142,7 +142,7 @@ async def test_producers_are_shown_with_epoch_next_sequence_and_time(
         headers = {key.encode(): value.encode() for key, value in sent}
         answer = await web.post(f"/{BASIN}/team-source", headers=headers, content=b"[1]")
         assert answer.is_success, answer.text
-    before = guarded.store.durable.now()
+    before = guarded.store._now()
     page = await shown(web, "team-source", "producers")
     assert [(one["id"], one["epoch"], one["next_seq"]) for one in page["producers"]] == [
         ("a", 3, 1), ("b", 0, 2), ('é"<', 1, 1),

@@ -1,4 +1,4 @@
-"""A caller whose names get a prefix never sees that prefix."""
+"""Callers with an auto-prefix never see it."""
 
 from __future__ import annotations
 

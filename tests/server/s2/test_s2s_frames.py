@@ -1,4 +1,4 @@
-"""s2s sessions, byte by byte, with a client that does what no official one would."""
+"""s2s sessions byte by byte, with a client that breaks the rules."""
 
 from __future__ import annotations
 

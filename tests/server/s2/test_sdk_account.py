@@ -115,7 +115,7 @@ async def test_the_location_of_a_basin_is_shown_however_it_was_created(
     assert (await s2.create_basin("default-basin")).location == "local:memory"
     ensured = await s2.ensure_basin("ensured-basin")
     assert ensured.basin.location == "local:memory"
-    await server.store.durable.ensure_basin("bucket-basin")
+    await server.store.open_basin("bucket-basin")
     listed = {basin.name: basin.location for basin in (await s2.list_basins()).items}
     assert set(listed.values()) == {"local:memory"}
     assert len(listed) == 5

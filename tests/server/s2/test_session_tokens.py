@@ -1,4 +1,4 @@
-"""Sessions end when their access token expires or is revoked, with the error that says so."""
+"""Sessions end with an error when their access token expires or is revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many tails in one request: each is what a request for it alone would have answered."""
+"""A request for many tails answers each as a single request would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations: what is read, what is refused, and what is shown."""
+"""Configurations: parsing, rejections and display."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from streamfold.archive.write.thresholds import Thresholds
-from streamfold.snapshotter.config import (
-    Configuration,
-    describe,
-    load_configuration,
-    read_configuration,
-)
+from streamfold.snapshotter.config.files import load_configuration
+from streamfold.snapshotter.config.model import SnapshotterConfiguration, describe
+from streamfold.snapshotter.config.tables import read_configuration
 from streamfold.snapshotter.decoding import DebeziumDecoder, EnvelopeDecoder, UpsertDecoder
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.snapshotter.transactions import TransactionLimits
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+OTHER = {"server": "localhost:8080", "table": "others"}
 
 
 def table(**more: Any) -> dict[str, Any]:
@@ -45,6 +45,14 @@ def test_one_table_may_stand_at_the_top_and_says_little() -> None:
     assert only.schema is None
     assert only.destinations[0].folder(only.key_prefix) == "file:///archive/people"
     assert found.http.port == 8081  # that of `serve` is 8080
+
+
+def test_an_empty_key_prefix_puts_the_manifest_directly_below_the_destination() -> None:
+    (only,) = read_configuration(table(key_prefix="")).tables
+    assert only.destinations[0].folder(only.key_prefix) == "file:///archive"
+    both = {"tables": [table(key_prefix=""), table(key_prefix="") | {"source": OTHER}]}
+    (problem,) = problems(both)
+    assert "file:///archive" in problem
 
 
 def test_transactions_are_waited_for_as_long_as_is_said() -> None:
@@ -189,7 +197,10 @@ def test_decoders_are_chosen_by_kind(settings: dict[str, str], kind: object) -> 
         ),
         ({"snapshot": {"min_interval": "2h"}}, "snapshot: sets no limit"),
         ({"snapshot": {"max_interval": 0}}, "snapshot: sets no limit"),
-        ({"snapshot": {"jitter": 1, "max_interval": "1h"}}, "snapshot.jitter: 1 must be below 1"),
+        (
+            {"snapshot": {"jitter": 1, "max_interval": "1h"}},
+            "snapshot: jitter is 1.0: it must be at least 0 and below 1",
+        ),
         ({"snapshot": 5}, "snapshot: 5 must be an object"),
         ({"diff": {"interval": "30"}}, "diff.interval: 30 must be a time with a unit"),
         ({"diff": {"interval": "1ms"}}, "diff.interval: 1ms must be at least 100ms"),
@@ -335,7 +346,7 @@ def test_what_is_shown_has_the_names_of_the_file_and_no_secret() -> None:
         assert line in lines
 
 
-def loaded(tmp_path: Path, environment: dict[str, str], *settings: str) -> Configuration:
+def loaded(tmp_path: Path, environment: dict[str, str], *settings: str) -> SnapshotterConfiguration:
     file = tmp_path / "one.json"
     file.write_text(json.dumps({"tables": [table(diff={"interval": "9s"})], "http": {"port": 1}}))
     return load_configuration(file, environment=environment, settings=settings)

@@ -269,3 +269,13 @@ def test_a_decimal_that_brings_its_scale_is_a_decimal_and_widens_where_it_must()
     assert found.schema.arrow.field("loose").type == pa.decimal256(44, 24)
     values = [change["after"]["loose"] for change in found.changes.to_pylist()]
     assert values == [Decimal("1.250"), Decimal("1E-24"), None]
+
+
+def test_a_record_that_cannot_be_decoded_stops_no_table_though_its_values_do_not_fit_either() -> (
+    None
+):
+    good = b'{"op": "c", "after": {"id": 2, "name": "Bob"}}'
+    bad = b'{"op": "u", "before": {"id": 1, "na\x91e": "Ada"}, "after": {"id": 1, "born": "soon"}}'
+    decoded = DECODER.decode(records([bad, good]), PEOPLE)
+    assert decoded.dead_letters["seq_num"].to_pylist() == [0]
+    assert decoded.changes["seq_num"].to_pylist() == [1]

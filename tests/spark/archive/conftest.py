@@ -1,4 +1,4 @@
-"""Archives that several tests read; a test that changes one takes a copy."""
+"""Archives shared by several tests. Tests that modify one copy it first."""
 
 from __future__ import annotations
 

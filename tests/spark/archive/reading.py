@@ -1,4 +1,4 @@
-"""Reads of an archive as Spark makes them, with and without Spark, and what they give as values."""
+"""Reads archives as Spark does, with and without Spark, and returns plain values."""
 
 from __future__ import annotations
 

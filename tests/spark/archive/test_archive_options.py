@@ -1,4 +1,4 @@
-"""Options of archives are read completely or refused by name; secrets show in no message."""
+"""Archive options are all parsed or rejected by name, and secrets appear in no message."""
 
 from __future__ import annotations
 

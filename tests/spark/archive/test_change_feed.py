@@ -1,4 +1,4 @@
-"""What changed between two positions, as rows; no Spark is started."""
+"""Changes between two positions as rows, without starting Spark."""
 
 from __future__ import annotations
 

@@ -21,9 +21,10 @@ from streamfold.archive import (
     Retention,
     TableSchema,
 )
-from streamfold.spark import ArchiveReplacedError, ColumnsChangedError, OptionError, error_behind
+from streamfold.errors import ConflictError
+from streamfold.spark import OptionError, error_behind
 from streamfold.spark.archive import StreamfoldArchiveSource
-from streamfold.spark.archive.feed_stream import FeedOffset, FeedStreamReader
+from streamfold.spark.archive.source import FeedOffset, FeedStreamReader
 
 from .tables import SCHEMA, History, Row, folder_at, write_history
 
@@ -138,9 +139,9 @@ def test_another_archive_in_the_folder_ends_the_query(tmp_path: Path) -> None:
     query = PlainQuery(tmp_path / "a", startingPosition="31")
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "b").rename(tmp_path / "a")
-    with pytest.raises(ArchiveReplacedError):
+    with pytest.raises(ConflictError, match="holds another archive"):
         query.batch()
-    with pytest.raises(ArchiveReplacedError):
+    with pytest.raises(ConflictError, match="holds another archive"):
         PlainQuery(tmp_path / "a", query.end).batch()
 
 
@@ -159,7 +160,7 @@ def test_new_columns_end_the_query_and_the_next_run_has_them(tmp_path: Path) -> 
     query.batch()
     before = query.end
     add_column(history, "50")
-    with pytest.raises(ColumnsChangedError, match=r"'public.things'.* '50': start the query again"):
+    with pytest.raises(ConflictError, match=r"'public.things'.* '50': start the query again"):
         query.batch()
     [added] = PlainQuery(tmp_path, before).batch()
     assert added["after"]["added"] == 7

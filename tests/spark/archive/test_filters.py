@@ -1,4 +1,4 @@
-"""Filters keep just the rows that SQL would keep, and let what cannot match be skipped."""
+"""Filters keep the same rows as SQL, and skip files that cannot match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from streamfold.archive import ArtifactCorruptError, Part
 from streamfold.spark import OptionError
 from streamfold.spark.archive.filters import Condition, matching, parse_conditions
-from streamfold.spark.archive.planning import WHOLE, Share, may_match, read_row_groups
+from streamfold.spark.archive.planning import WHOLE, RowGroupShare, may_match, read_row_groups
 from streamfold.spark.archive.relation import arrow_schema, spark_schema
 
 from .conftest import Written
@@ -146,7 +146,7 @@ def test_row_groups_that_cannot_match_are_not_read() -> None:
     content[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 255
     damaged = io.BytesIO(content)
 
-    def read(*filters: list[Any], share: Share = WHOLE) -> list[int]:
+    def read(*filters: list[Any], share: RowGroupShare = WHOLE) -> list[int]:
         conditions = parse_conditions(json.dumps(filters), table.schema)
         batches = read_row_groups(part, damaged, table.schema, conditions, share)
         return [n for batch in batches for n in batch["id"].to_pylist()]
@@ -157,8 +157,8 @@ def test_row_groups_that_cannot_match_are_not_read() -> None:
     assert read(["text", "starts with", "t07"]) == list(range(70, 80))
     assert read(["id", "<=", 9], ["text", "is not null"]) == list(range(10))
     assert read(["id", "is null"]) == []
-    assert read(share=Share(0, 4)) == list(range(20))
-    assert read(share=Share(3, 4)) == list(range(70, 100))
+    assert read(share=RowGroupShare(0, 4)) == list(range(20))
+    assert read(share=RowGroupShare(3, 4)) == list(range(70, 100))
     with pytest.raises(ArtifactCorruptError, match="'p'"):
         read(["id", "=", 30])
 
@@ -168,7 +168,7 @@ def test_a_column_may_have_the_name_of_a_path_into_a_struct() -> None:
     part, file = _parquet(table, 10)
     for name, value in (("s.x", "k"), ("s", {"x": 1, "y": 2})):
         columns = pa.schema([table.schema.field(name)])
-        [found] = read_row_groups(part, file, columns, [], Share(0, 1))
+        [found] = read_row_groups(part, file, columns, [], RowGroupShare(0, 1))
         assert found.to_pylist() == [{name: value}]
 
 

@@ -1,4 +1,4 @@
-"""The rows of an archive, as the driver plans them and tasks read them; no Spark is started."""
+"""An archive's rows as planned on the driver and read in tasks, without starting Spark."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from streamfold.archive import ArtifactCorruptError, Collector, PositionPrunedError, Retention
 from streamfold.archive.formats import FORMATS
-from streamfold.errors import InvalidError
+from streamfold.errors import ConflictError, InvalidError
 from streamfold.spark.archive import StreamfoldArchiveSource, planning
 from streamfold.spark.archive.relation import spark_schema
-from streamfold.spark.errors import ArchiveReplacedError, FilesGoneError
+from streamfold.spark.errors import FilesGoneError
 from tests.archive.golden_table import FOLDER, STATES
 from tests.archive.read.test_reader_published import (
     BASE,
@@ -185,7 +185,7 @@ def test_a_table_stays_at_the_position_where_it_was_loaded(tmp_path: Path) -> No
         ids()
     shutil.rmtree(tmp_path)
     write_history(folder_at(tmp_path), size=40, ids="other")
-    with pytest.raises(ArchiveReplacedError, match="load the table again"):
+    with pytest.raises(ConflictError, match="load the table again"):
         ids()
 
 

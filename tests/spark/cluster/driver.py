@@ -21,8 +21,6 @@ SMALL = {
     "spark.executor.extraJavaOptions": QUICK,
     "spark.executor.memory": "512m",
     "spark.ui.enabled": "false",
-    # These tests have few records, and the driver would do all work alone.
-    "spark.streamfold.driverRecords": "0",
 }
 
 

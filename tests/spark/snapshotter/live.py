@@ -1,4 +1,4 @@
-"""A writer that runs beside a test, with its HTTP side."""
+"""A snapshot writer running alongside a test, with its HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from streamfold.archive.events import Backoff
-from streamfold.snapshotter.spark.jobs import TableJob
 from streamfold.snapshotter.spark.service import Snapshotter
-from streamfold.snapshotter.status import State, StatusServer, TableStatus
+from streamfold.snapshotter.spark.table_job import TableJob
+from streamfold.snapshotter.status.http_server import StatusServer
+from streamfold.snapshotter.status.table_status import State, TableStatus
 from tests.spark.snapshotter.waiting import TIMEOUT, wait_for
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.request import urlopen
 
+import psutil
+
 from tests.spark.server import BASIN, TOKEN, Server
 from tests.spark.snapshotter.waiting import TIMEOUT
 
@@ -76,6 +78,15 @@ class Process:
     def kill(self) -> None:
         self._process.kill()
         self._end()
+
+    def java(self) -> psutil.Process:
+        """The Java that it started."""
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return next(child for child in children if child.name() == "java")
+
+    def wait(self) -> int:
+        """The status that it ends with by itself."""
+        return self._end()
 
     def stop(self) -> int:
         """Ask it to flush and to end; the status that it ends with."""

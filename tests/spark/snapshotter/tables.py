@@ -1,4 +1,4 @@
-"""Jobs for tests, and what their archives hold."""
+"""Table jobs for tests, and their archives' contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamfold.archive.formats.format import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.spark.destinations import DeadLetterFolder, DestinationSpec
-from streamfold.snapshotter.spark.jobs import TableJob
+from streamfold.snapshotter.spark.table_job import TableJob
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import State, replayed
 

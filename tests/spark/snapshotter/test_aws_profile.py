@@ -80,7 +80,7 @@ def _spark_home(folder: Path) -> Path:
     for item in Path(pyspark.__file__).parent.iterdir():
         (folder / item.name).symlink_to(item)
     (folder / "conf").mkdir()
-    settings = (f"spark.executor.extraJavaOptions {_QUICK}", "spark.streamfold.driverRecords 0")
+    settings = (f"spark.executor.extraJavaOptions {_QUICK}",)
     (folder / "conf/spark-defaults.conf").write_text("\n".join(settings))
     return folder
 

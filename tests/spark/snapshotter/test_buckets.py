@@ -1,4 +1,4 @@
-"""Buckets stay what they are: archives are older than the code that reads them."""
+"""Key buckets never change, because archives outlive the code that reads them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from bench.folding import rebase_with
 from bench.table_archives import manifest_of, write_archive
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from streamfold.archive.buckets import (
     BUCKETS_MAX,
@@ -20,8 +22,8 @@ from streamfold.archive.buckets import (
     bucket_numbers,
     hash_words,
 )
+from streamfold.archive.read.layers import Stack
 from streamfold.errors import InvalidError
-from streamfold.snapshotter.spark.tasks.layers import Stack
 
 MOMENT = datetime(2026, 6, 3, 12, tzinfo=UTC)
 
@@ -86,6 +88,12 @@ def test_the_archives_of_the_fold_benchmark_are_folded_bucket_by_bucket(tmp_path
     stack = Stack.of(manifest_of(tmp_path))
     assert (stack.buckets, stack.is_bucketed) == (4, True)
     assert all(diff.is_bucketed for diff in stack.diffs)
+
+
+def test_the_fold_benchmark_folds_by_tasks_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    asyncio.run(write_archive(tmp_path, 100, [np.arange(0, 100, 3)], buckets=4))
+    assert rebase_with(spark, tmp_path) == manifest_of(tmp_path).base.row_count
+    assert manifest_of(tmp_path).epoch == 2
 
 
 GOLDEN: dict[str, list[int]] = {

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 from werkzeug.serving import make_server
 
 from streamfold.archive import Retention
-from streamfold.snapshotter.config import read_configuration
+from streamfold.snapshotter.config.tables import read_configuration
 from streamfold.snapshotter.spark import table_jobs
-from streamfold.snapshotter.status import State
+from streamfold.snapshotter.status.table_status import State
 from tests.s3 import OneAtATime, S3Server, s3_client
 from tests.spark.server import BASIN, TOKEN, Server
 from tests.spark.snapshotter.feeding import envelope, feed

@@ -1,4 +1,4 @@
-"""What goes wrong around a table, and what waits: its archive is whole, and nothing is lost."""
+"""With faults around a table, its archive stays intact and nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from pyspark.sql import SparkSession
 
 from streamfold.archive import Thresholds
 from streamfold.archive.destinations.aws_credentials import AwsAccess, Profiles
-from streamfold.snapshotter.config import read_configuration
+from streamfold.snapshotter.config.tables import read_configuration
 from streamfold.snapshotter.spark import DeadLetterStream, table_jobs
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.table.writer import TableWriter
-from streamfold.snapshotter.status import State
+from streamfold.snapshotter.status.table_status import State
 from streamfold.snapshotter.transactions import TransactionLimits
 from streamfold.spark.stream.options import parse_source
 from tests.ports import free_port
@@ -30,6 +29,7 @@ from tests.spark.server import BASIN, TOKEN, Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed
 from tests.spark.snapshotter.hook import Hook
 from tests.spark.snapshotter.live import running
+from tests.spark.snapshotter.stepping import Table, TasksInThisProcess
 from tests.spark.snapshotter.tables import (
     check_every_boundary,
     manifest_of,
@@ -116,7 +116,7 @@ def test_a_snapshot_that_is_requested_in_the_first_transaction_waits_for_its_end
 
 
 def test_a_quiet_table_gets_its_base_by_the_clock_alone(
-    spark: SparkSession, server: Server, fresh: Callable[[], str], tmp_path: Path
+    server: Server, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
     stream, folder, bodies = fresh(), tmp_path / "archive", list(Feed(3).changes(40))
     thresholds = Thresholds(max_interval=timedelta(hours=1))
@@ -124,21 +124,17 @@ def test_a_quiet_table_gets_its_base_by_the_clock_alone(
     ahead = timedelta(0)
     feed(server, stream, bodies[:20])
     with DriverLoop() as loop:
-        scratch = tmp_path / "scratch"
-        scratch.mkdir()
-        writer = TableWriter(job, loop, scratch=scratch, now=lambda: datetime.now(UTC) + ahead)
-        writer.start(spark)
-        try:
-            wait_for(lambda: writer.status().manifest_head, lambda head: head == "19")
-            feed(server, stream, bodies[20:])
-            wait_for(lambda: writer.status().manifest_head, lambda head: head == "39")
-            assert manifest_of(folder).epoch == 1
-            ahead = timedelta(hours=2)
-            wait_for(lambda: manifest_of(folder).epoch, lambda epoch: epoch == 2)
-            ahead = timedelta(hours=4)  # nothing has changed since: no base is due
-        finally:
-            writer.stop()
-            assert writer.join(90)
+        table = Table(job, loop, now=lambda: datetime.now(UTC) + ahead)
+        table.take_in()
+        feed(server, stream, bodies[20:])
+        running_table = loop.submit(table.writer.run(TasksInThisProcess()))
+        wait_for(lambda: table.status().manifest_head, lambda head: head == "39")
+        assert manifest_of(folder).epoch == 1
+        ahead = timedelta(hours=2)
+        wait_for(lambda: manifest_of(folder).epoch, lambda epoch: epoch == 2)
+        ahead = timedelta(hours=4)  # nothing has changed since: no base is due
+        loop.soon(table.writer.stop)
+        running_table.result()
     found = manifest_of(folder)
     assert (found.epoch, found.base.rebase_reason) == (2, "max_interval")
     assert (found.head_position, found.chain) == ("39", ())

@@ -1,4 +1,4 @@
-"""One bucket folded without Spark: real files, and a replay in plain Python beside them."""
+"""Folding one bucket without Spark, on real files, against a replay in plain Python."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from streamfold.archive.errors import ArtifactCorruptError
 from streamfold.archive.formats.format import format_of
 from streamfold.archive.manifest.model import Part
 from streamfold.archive.manifest.positions import SEQ_NUM
+from streamfold.archive.read.bucket_rows import FILES_AT_ONCE, BucketRows, base_runs
+from streamfold.archive.read.layers import Layer, OpenFiles, Stack
 from streamfold.archive.read.part_files import PartFiles
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
 from streamfold.snapshotter.spark.destinations import DestinationSpec, open_mirrors
-from streamfold.snapshotter.spark.tasks.bucket_rows import FILES_AT_ONCE, BucketRows, base_runs
-from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold, written_parts
-from streamfold.snapshotter.spark.tasks.layers import Layer, OpenFiles, Stack
-from streamfold.snapshotter.spark.tasks.results import TaskResult, raise_task_errors
+from streamfold.snapshotter.spark.tasks.fold import FoldStep, fold
+from streamfold.snapshotter.spark.tasks.results import TaskResult, raise_task_errors, written_parts
 from tests.archive.tables import SCHEMA, changes, open_writer, rows
 
 BUCKETS = 2

@@ -1,4 +1,4 @@
-"""A table whose decoder, format, destination and sink all come from a package outside Streamfold."""
+"""A table whose decoder, format, destination and sink come from another package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's process is killed at random; what is published is a replay of the stream, always."""
+"""The driver is killed at random, and the archive always equals a replay of the stream."""
 
 from __future__ import annotations
 
@@ -62,6 +62,19 @@ def test_the_archive_equals_a_replay_after_kills_at_any_point(
     assert noise == []  # neither Spark's banner nor tracebacks of its workers
     assert manifest_of(folder / "items").head_position == str(len(bodies) - 1)
     assert check_every_boundary(folder / "items", bodies) > KILLS, f"{SEED=}"
+
+
+def test_the_end_of_java_ends_the_process_although_records_wait(
+    server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    file, log, stream = tmp_path / "writer.toml", tmp_path / "writer.log", fresh()
+    file.write_text(configuration(server, stream, tmp_path / "published"))
+    with Process(file, log) as process:
+        wait_for(lambda: process.status()["ready"], bool)
+        feed(server, stream, Feed(1).changes(10))
+        process.java().kill()
+        assert process.wait() == 1
+    assert '"code": "java_ended"' in log.read_text().splitlines()[-1]
 
 
 def commits(folder: Path) -> int:

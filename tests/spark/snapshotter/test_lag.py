@@ -1,4 +1,4 @@
-"""The lag is what the stream has and the table has not taken in; what is not known is None."""
+"""Lag is the distance from the table to the stream's tail, or None if unknown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from streamfold.archive.manifest.model import Artifact, FormatFiles, Manifest
 from streamfold.errors import BlobUnavailableError
-from streamfold.snapshotter.spark.table.intake import Batch
 from streamfold.snapshotter.spark.table.progress import TableProgress, UnreadRecords
-from streamfold.snapshotter.status import State
+from streamfold.snapshotter.spark.tasks.intake import Batch
+from streamfold.snapshotter.status.table_status import State
 
 NOW = datetime(2026, 6, 3, 12, 0, tzinfo=UTC)
 
@@ -43,7 +43,7 @@ def _manifest(head: int) -> Manifest:
 
 def _batch(last: int, timestamp: datetime) -> Batch:
     return Batch(
-        first=0, last=last, records=last + 1, changes=1, ignored=0, dead=0, size_bytes=1,
+        last=last, records=last + 1, changes=1, ignored=0, dead=0, size_bytes=1,
         truncated_at=-1, timestamp=_milliseconds(timestamp), seen=last,
     )  # fmt: skip
 
@@ -59,32 +59,32 @@ def _lag(progress: TableProgress) -> tuple[int | None, float | None]:
 
 def test_a_lag_of_which_one_end_is_unknown_is_unknown(progress: TableProgress) -> None:
     assert _lag(progress) == (None, None)
-    progress.note_tail(12)  # what is committed is not known
+    progress.tail = 12  # what is committed is not known
     assert _lag(progress) == (None, None)
     progress.adopt(_manifest(9), {})
     assert _lag(progress) == (2, None)
-    progress.note_tail(None)  # the server is away
+    progress.tail = None  # the server is away
     assert _lag(progress) == (None, None)
-    progress.note_tail(10)
+    progress.tail = 10
     assert _lag(progress) == (0, 0.0)
 
 
 def test_a_table_without_an_archive_lacks_everything_from_its_start_on(
     progress: TableProgress,
 ) -> None:
-    progress.begin(4)
-    progress.note_tail(10)
+    progress.start = 4
+    progress.tail = 10
     assert _lag(progress) == (6, None)
 
 
 def test_a_table_that_is_stuck_shows_what_the_stream_has_more(progress: TableProgress) -> None:
     progress.adopt(_manifest(9), {})
     progress.enter(State.RUNNING)
-    progress.note_tail(10)
-    progress.note_update(caught_up=True)
+    progress.tail = 10
+    progress.caught_up = True
     assert progress.status({}).ready
-    progress.note_tail(40)
-    progress.note_unread(UnreadRecords(10, _milliseconds(NOW - timedelta(seconds=7))))
+    progress.tail = 40
+    progress.unread = UnreadRecords(10, _milliseconds(NOW - timedelta(seconds=7)))
     # New records come all the time: those since the last update do not make it unready.
     assert progress.status({}).ready
     assert _lag(progress) == (30, 7.0)
@@ -95,8 +95,8 @@ def test_a_table_that_is_stuck_shows_what_the_stream_has_more(progress: TablePro
 
 def test_the_age_of_the_lag_follows_what_is_taken_in(progress: TableProgress) -> None:
     progress.adopt(_manifest(9), {})
-    progress.note_tail(40)
-    progress.note_unread(UnreadRecords(10, _milliseconds(NOW - timedelta(seconds=7))))
+    progress.tail = 40
+    progress.unread = UnreadRecords(10, _milliseconds(NOW - timedelta(seconds=7)))
     progress.take(_batch(29, NOW - timedelta(seconds=3)), 1.0, None)
     assert _lag(progress) == (10, 3.0)
     # Records without a change are taken in, although no artifact ends there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from streamfold.archive.formats.format import format_of
 from streamfold.snapshotter.decoding import EnvelopeDecoder, parse_ddl
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.table.archive import TableArchive
-from streamfold.snapshotter.spark.table.intake import TableStream
-from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 from tests.interop.laredo_reader import LaredoReader
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed, replayed
 from tests.spark.snapshotter.live import running
+from tests.spark.snapshotter.stepping import BacklogsOnSpark, Table
 from tests.spark.snapshotter.tables import manifest_of, table_job, table_schema
 from tests.spark.snapshotter.waiting import wait_for
 
@@ -100,6 +100,7 @@ def test_each_artifact_is_one_file_however_large_the_table_is(
     server: Server,
     fresh: Callable[[], str],
     tmp_path: Path,
+    loop: DriverLoop,
     reader: LaredoReader,
 ) -> None:
     """By tasks of Spark, with two key columns, and bases without a change before them."""
@@ -121,13 +122,9 @@ def test_each_artifact_is_one_file_however_large_the_table_is(
     gone = [{"id": row["id"], "region": row["region"]} for row in rows[:10]]
     bodies += [envelope("d", key) for key in gone]
     feed(server, stream, bodies)
-    with DriverLoop() as loop:
-        published = TableArchive(job, loop)
-        published.open()
-        pipeline, streams = TablePipeline(spark, job, published), TableStream(spark, job)
-        for start in range(0, 40, 10):
-            assert pipeline.process(streams.of(streams.records(start, start + 10)))
-        pipeline.rebase("requested")
+    table = Table(replace(job, max_records=10), loop, BacklogsOnSpark(spark, tmp_path))
+    table.take_in()
+    table.rebase("requested")
     manifest = manifest_of(tmp_path)
     assert [artifact.kind for artifact in manifest.artifacts].count("snapshot") == 3
     for artifact in manifest.artifacts:
@@ -139,16 +136,14 @@ def test_each_artifact_is_one_file_however_large_the_table_is(
 
 
 def test_another_layout_is_refused_before_anything_is_written(
-    server: Server, fresh: Callable[[], str], tmp_path: Path
+    server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
 ) -> None:
     stream = fresh()
-    with DriverLoop() as loop:
-        plain = TableArchive(table_job(server, stream, tmp_path), loop)
-        plain.begin_empty(table_schema(), -1, "first")
-        other = TableArchive(table_job(server, stream, tmp_path, **PUBLISHED), loop)
-        for act in (other.check, other.open):
-            with pytest.raises(CommitConflictError, match="has layout streamfold, and laredo is"):
-                act()
+    Table(table_job(server, stream, tmp_path), loop).open()
+    other = TableArchive(table_job(server, stream, tmp_path, **PUBLISHED))
+    for act in (other.check, other.open):
+        with pytest.raises(CommitConflictError, match="has layout streamfold, and laredo is"):
+            loop.call(act())
     assert manifest_of(tmp_path).fencing_token == 1
     assert asyncio.run(streamfold.archive.open(tmp_path)).head == "-1"
 
@@ -158,6 +153,7 @@ def test_an_archive_that_laredo_wrote_is_not_taken_for_one_of_the_stream(
     server: Server,
     fresh: Callable[[], str],
     tmp_path: Path,
+    loop: DriverLoop,
     reader: LaredoReader,
     declared: bool,
 ) -> None:
@@ -166,9 +162,8 @@ def test_an_archive_that_laredo_wrote_is_not_taken_for_one_of_the_stream(
     before = (tmp_path / "manifest.json").read_bytes()
     schema = table_schema() if declared else None
     job = table_job(server, fresh(), tmp_path, **PUBLISHED, table="public.orders", schema=schema)
-    with DriverLoop() as loop:
-        archive = TableArchive(job, loop)
-        for act in (archive.check, archive.open):
-            with pytest.raises(CommitConflictError, match="was not written by a snapshotter"):
-                act()
+    archive = TableArchive(job)
+    for act in (archive.check, archive.open):
+        with pytest.raises(CommitConflictError, match="was not written by a snapshotter"):
+            loop.call(act())
     assert (tmp_path / "manifest.json").read_bytes() == before

@@ -9,23 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from streamfold.ingest.postgres.connection import Database
 from streamfold.ingest.postgres.ingester import IngestOptions, PostgresIngest
 from streamfold.ingest.postgres.pgoutput import parse_lsn
-from streamfold.ingest.streams import BasinStreams
-from streamfold.snapshotter.config import read_configuration
+from streamfold.ingest.table_stream import BasinStreams
+from streamfold.snapshotter.config.tables import read_configuration
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.jobs import TableJob, table_jobs
-from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
-from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
-from streamfold.snapshotter.spark.table.intake import TableStream
-from streamfold.snapshotter.spark.table.pipeline import TablePipeline
-from streamfold.snapshotter.spark.table.progress import TableProgress
+from streamfold.snapshotter.spark.jobs import table_jobs
+from streamfold.snapshotter.spark.table_job import TableJob
 from tests.ingest.postgres import execute, temporary_postgres
 from tests.sdk import sdk_client
 from tests.spark.server import BASIN, TOKEN, Server
+from tests.spark.snapshotter.stepping import Table
 from tests.spark.snapshotter.tables import manifest_of, state_of
 
 STREAM = "one-stream"
@@ -83,26 +79,8 @@ def jobs(server: Server, folder: Path) -> dict[str, TableJob]:
     return {job.table.removeprefix("public."): job for job in made}
 
 
-def publish(spark: SparkSession, loop: DriverLoop, job: TableJob) -> None:
-    stream, published = TableStream(spark, job), TableArchive(job, loop)
-    progress = TableProgress(job.table, job.stream, job.destinations, _never)
-    updates = ArchiveUpdates(
-        stream,
-        TablePipeline(spark, job, published, stream=stream),
-        published,
-        TableEvents(job, loop),
-        progress,
-        lambda: None,
-    )
-    updates.flush()
-
-
-def _never() -> Any:
-    raise AssertionError("nothing asks for the time")
-
-
 def test_tables_of_one_stream_are_equal_to_the_database_at_a_common_position(
-    spark: SparkSession, server: Server, database: str, tmp_path: Path
+    server: Server, database: str, tmp_path: Path
 ) -> None:
     execute(
         database,
@@ -127,7 +105,7 @@ def test_tables_of_one_stream_are_equal_to_the_database_at_a_common_position(
             }
             rounds.append((lsn, rows))
             for job in jobs(server, tmp_path).values():
-                publish(spark, loop, job)
+                Table(job, loop).flush()
     for lsn, expected in rounds:
         for table in TABLES:
             found = state_of(tmp_path / table, at_source=lsn)

@@ -1,13 +1,15 @@
-"""What tasks and driver do, without Spark: errors on their way, lag, decoding, jobs."""
+"""Task and driver code without Spark: error transport, lag, decoding, jobs."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from pyspark.sql.datasource import (
 
 from streamfold.archive import SchemaIncompatibleError, TableSchema
 from streamfold.archive.manifest.model import Artifact, FormatFiles
+from streamfold.backoff import Backoff
 from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.servers.snapshotter import snapshotter
 from streamfold.errors import (
@@ -33,10 +36,12 @@ from streamfold.errors import (
     InvalidError,
     StreamfoldError,
 )
-from streamfold.snapshotter.config import read_configuration
+from streamfold.snapshotter.config.tables import read_configuration
 from streamfold.snapshotter.decoding import EnvelopeDecoder
-from streamfold.snapshotter.net_changes import net_schema
+from streamfold.snapshotter.errors import ValuesIncompatibleError
+from streamfold.snapshotter.net_changes import fill_unsent, has_unsent, net_schema
 from streamfold.snapshotter.spark import DeadLetterStream, DestinationSpec, Snapshotter, table_jobs
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.errors_from_spark import (
     ChangesLostError,
     QueryFailedError,
@@ -44,10 +49,12 @@ from streamfold.snapshotter.spark.errors_from_spark import (
     in_terms_of_tables,
     is_retryable,
 )
-from streamfold.snapshotter.spark.table.progress import CommitLog, commit_line
-from streamfold.snapshotter.spark.table.truncates import first_truncate
+from streamfold.snapshotter.spark.table import writer as writer_module
+from streamfold.snapshotter.spark.table.archive import utc_now
+from streamfold.snapshotter.spark.table.failures import TableFailures
+from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress, commit_line
+from streamfold.snapshotter.spark.tasks.batch import TableWork
 from streamfold.snapshotter.spark.tasks.decode import DecodeReport, DecodeStep, decode
-from streamfold.snapshotter.spark.tasks.net import fill_unsent, has_unsent
 from streamfold.snapshotter.spark.tasks.results import (
     REPORT,
     Batches,
@@ -56,19 +63,16 @@ from streamfold.snapshotter.spark.tasks.results import (
     task,
     task_results,
 )
-from streamfold.snapshotter.status import (
-    State,
-)
+from streamfold.snapshotter.status.table_status import State
 from streamfold.snapshotter.transactions import CLOSED
 from streamfold.spark import DataLossError, StreamGoneError
 from streamfold.spark.errors import CarriesErrors
-from streamfold.spark.stream.options import parse_source
-from streamfold.spark.stream.range_reads import Range
 from streamfold.testing.change_decoder_kit import records
 from tests.ports import free_port
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import envelope, feed
-from tests.spark.snapshotter.tables import table_job, table_schema
+from tests.spark.snapshotter.stepping import Table, TasksInThisProcess
+from tests.spark.snapshotter.tables import state_of, table_job, table_schema
 from tests.spark.snapshotter.waiting import wait_for
 
 
@@ -375,6 +379,30 @@ def test_the_way_through_a_backlog_is_logged(caplog: pytest.LogCaptureFixture) -
     ]
 
 
+def test_a_failure_that_differs_in_a_random_name_alone_is_logged_once_until_the_table_recovers(
+    caplog: pytest.LogCaptureFixture,
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streamfold.snapshotter.spark.table.failures._REPEAT", 0.0)
+    job = table_job(server, "any", tmp_path)
+    progress = TableProgress(job.table, job.stream, job.destinations, utc_now)
+    failures = TableFailures(job, progress, Backoff())
+    with caplog.at_level(logging.WARNING):
+        for name in ("1f0a9b3c4d5e", "99aa88bb77cc"):
+            failures.note(BlobUnavailableError(f"diff-7-{name}t12.parquet: permission denied"))
+        failures.note(BlobUnavailableError("diff-8-99aa88bb77cct13.parquet: permission denied"))
+        progress.recover()
+        failures.note(BlobUnavailableError("diff-8-22aa88bb77cct13.parquet: permission denied"))
+    assert [text.split()[2] for text in caplog.messages] == [
+        "diff-7-1f0a9b3c4d5et12.parquet:",
+        "diff-8-99aa88bb77cct13.parquet:",
+        "diff-8-22aa88bb77cct13.parquet:",
+    ]
+    assert progress.status({}).counts.failures == 4
+
+
 def test_one_record_and_one_row_are_logged_in_the_singular(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -394,14 +422,70 @@ def test_one_record_and_one_row_are_logged_in_the_singular(
     assert commit_line(diff, False, 0.5).startswith("diff (5, 9] of epoch 2: 2 rows, 70 bytes")
 
 
-def test_a_search_for_a_truncate_ends_after_a_piece_if_a_stop_waits_for_it(server: Server) -> None:
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_search_for_a_truncate_ends_after_a_step_if_a_stop_waits_for_it(
+    stops: bool,
+    server: Server,
+    fresh: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The rest of a stream may take hours to read."""
-    stream, large = "long-search", "x" * 700_000
-    server.create(stream)
-    bodies = [envelope("c", {"id": n}, {"id": n, "name": large}) for n in range(8)]
-    for body in (*bodies, envelope("t")):
-        feed(server, stream, [body])
-    endpoint = parse_source({**server.options, "stream": stream}).endpoint
-    rest, decoder = Range(stream, 0, 9), EnvelopeDecoder(("id",))
-    assert first_truncate(endpoint, rest, decoder, lambda: False) == 8
-    assert first_truncate(endpoint, rest, decoder, lambda: True) is None
+    monkeypatch.setattr(writer_module, "STOP_SEARCH_SECONDS", 0.0)
+    stream = fresh()
+    bodies = [envelope("c", after={"id": n, "name": "fits", "price": 1}) for n in range(9)]
+    unfit = envelope("c", after={"id": 9, "name": "unfit", "price": "dear"})
+    feed(server, stream, [bodies[0], unfit, *bodies[1:], envelope("t")])
+    searched: list[tuple[int, int]] = []
+
+    class Searched(TasksInThisProcess):
+        async def first_truncate(self, work: TableWork) -> int | None:
+            searched.append((work.start, work.end))
+            if stops:
+                table.writer.stop()
+            return await super().first_truncate(work)
+
+    with DriverLoop() as loop:
+        job = table_job(server, stream, tmp_path / "table", max_records=3, schema=table_schema())
+        table = Table(job, loop, Searched())
+        table.open()
+        if stops:
+            with pytest.raises(ValuesIncompatibleError):
+                table.advance()
+            assert searched == [(2, 5)]
+        else:
+            table.advance()
+            assert searched == [(2, 5), (5, 8), (8, 11)]
+            assert state_of(tmp_path / "table") == {}
+
+
+class _Page(BaseHTTPRequestHandler):
+    """Answers every request with a page, as a proxy in front of the wrong server does."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>welcome</html>")
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+def test_a_server_that_answers_with_something_else_is_reported_by_its_own_table_only(
+    server: Server, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Page) as wrong:
+        threading.Thread(target=wrong.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{wrong.server_address[1]}"
+        odd = table_job(server, "odd", tmp_path / "odd", table="odd")
+        odd = replace(odd, source={**server.options, "endpoint": url})
+        fine = table_job(server, fresh(), tmp_path / "fine", table="fine")
+        with Snapshotter([odd, fine], scratch=tmp_path / "scratch") as writer:
+            writer.check()
+            found = wait_for(lambda: writer.statuses()["odd"], lambda s: s.last_error is not None)
+            assert found.state is State.RETRYING
+            assert writer.statuses()["fine"].last_error is None
+        wrong.shutdown()

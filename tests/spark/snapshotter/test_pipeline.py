@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,92 +10,71 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from streamfold.archive import Thresholds
-from streamfold.errors import InvalidError, StreamfoldError
+from streamfold.errors import ConflictError, StreamfoldError
 from streamfold.snapshotter.decoding import DebeziumDecoder
 from streamfold.snapshotter.spark.destinations import DestinationSpec
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
-from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
-from streamfold.snapshotter.spark.table.arrivals import (
-    DRIVER_RECORDS,
-    DRIVER_RECORDS_SETTING,
-    Arrivals,
-    DriverArrivals,
-    driver_records,
-)
-from streamfold.snapshotter.spark.table.intake import TableStream
-from streamfold.snapshotter.spark.table.pipeline import FIRST_BUCKETS, TablePipeline
-from streamfold.snapshotter.spark.table.progress import TableProgress
+from streamfold.snapshotter.spark.table_job import TableJob
+from streamfold.snapshotter.spark.tasks.arrivals import TASK_BYTES
+from streamfold.snapshotter.spark.tasks.batch import TableWork
+from streamfold.snapshotter.spark.tasks.intake import FIRST_BUCKETS, Intake
 from streamfold.spark import DataLossError
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed
+from tests.spark.snapshotter.stepping import BacklogsOnSpark, Table, TasksInThisProcess
 from tests.spark.snapshotter.tables import check_every_boundary, manifest_of, state_of, table_job
 
-
-def open_pipeline(spark: SparkSession, loop: DriverLoop, job: Any) -> TablePipeline:
-    published = TableArchive(job, loop)
-    published.open()
-    return TablePipeline(spark, job, published)
+OpenTable = Callable[..., Table]
 
 
-Records = Callable[[str, int, int], Arrivals]
+@pytest.fixture(params=["one task", "many tasks"])
+def open_table(
+    request: pytest.FixtureRequest, spark: SparkSession, loop: DriverLoop, tmp_path: Path
+) -> OpenTable:
+    """Opens tables whose ranges one task takes in, or many; records come in steps of the job's size."""
+    jobs = (
+        TasksInThisProcess()
+        if request.param == "one task"
+        else BacklogsOnSpark(spark, tmp_path / "scratch")
+    )
 
+    def open_(job: TableJob, **given: Any) -> Table:
+        table = Table(job, loop, jobs, **given)
+        table.open()
+        return table
 
-@pytest.fixture(params=["driver", "tasks"])
-def records(request: pytest.FixtureRequest, spark: SparkSession, server: Server) -> Records:
-    """Reads records of a stream as the driver does alone, or as tasks of Spark do."""
-
-    def read(stream: str, start: int, end: int) -> Arrivals:
-        streams = TableStream(spark, table_job(server, stream, Path("/unused")))
-        if request.param == "tasks":
-            return streams.of(streams.records(start, end))
-        few = streams.few(start, end, 0)  # earlier ones may be held
-        assert few is not None
-        return few
-
-    return read
+    return open_
 
 
 def test_the_first_records_may_need_more_buckets_than_they_were_sorted_into(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
-    records: Records,
+    server: Server, fresh: Callable[[], str], tmp_path: Path, open_table: OpenTable
 ) -> None:
     stream, bodies = fresh(), list(Feed(7).changes(600))
     feed(server, stream, bodies)
-    job = table_job(server, stream, tmp_path, bucket_bytes=256)
-    pipeline = open_pipeline(spark, loop, job)
-    for start in range(0, 600, 200):
-        assert pipeline.process(records(stream, start, start + 200))
+    table = open_table(table_job(server, stream, tmp_path, bucket_bytes=256, max_records=200))
+    table.advance()
     assert check_every_boundary(tmp_path, bodies) == 3
-    pipeline.rebase("asked")
+    table.rebase("asked")
     assert len(manifest_of(tmp_path).base.formats["parquet"].parts) > FIRST_BUCKETS
     check_every_boundary(tmp_path, bodies)
 
 
 def test_every_artifact_equals_a_replay_and_a_repeated_batch_changes_nothing(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
-    records: Records,
+    server: Server, fresh: Callable[[], str], tmp_path: Path, open_table: OpenTable
 ) -> None:
     stream, bodies = fresh(), list(Feed(7).changes(1200))
     feed(server, stream, bodies)
-    pipeline = open_pipeline(spark, loop, table_job(server, stream, tmp_path))
-    for start in range(0, 1200, 200):
-        assert pipeline.process(records(stream, start, start + 200))
+    table = open_table(table_job(server, stream, tmp_path, max_records=200))
+    work = table.work(0, 200)
+    table.advance()
     before = (tmp_path / "manifest.json").read_bytes()
-    assert pipeline.process(records(stream, 1000, 1200)) is None
+    repeated = table.take(replace(work, state=table.work(1000, 1200).state))
+    assert (repeated.batch, repeated.written) == (None, None)
     assert (tmp_path / "manifest.json").read_bytes() == before
     kinds = [artifact.kind for artifact in manifest_of(tmp_path).artifacts]
     assert kinds == ["snapshot", "diff", "diff", "diff", "diff", "snapshot", "diff"]
@@ -102,12 +82,7 @@ def test_every_artifact_equals_a_replay_and_a_repeated_batch_changes_nothing(
 
 
 def test_what_records_may_say_is_in_every_artifact(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
-    records: Records,
+    server: Server, fresh: Callable[[], str], tmp_path: Path, open_table: OpenTable
 ) -> None:
     """Truncates, changed keys, columns that were not sent, new columns, what cannot be decoded."""
     stream, folder = fresh(), tmp_path / "archive"
@@ -129,13 +104,14 @@ def test_what_records_may_say_is_in_every_artifact(
         [envelope("t")],
         [envelope("c", after={"id": 4, "name": "last"})],
     ]
-    job = table_job(server, stream, folder, schema=None, buckets=4)
-    pipeline = open_pipeline(spark, loop, job)
-    bodies: list[bytes] = []
-    for group in groups:
+    bodies = groups[0]
+    feed(server, stream, bodies)
+    table = open_table(table_job(server, stream, folder, schema=None, buckets=4))
+    table.advance()
+    for group in groups[1:]:
         feed(server, stream, group)
-        start, bodies = len(bodies), bodies + group
-        assert pipeline.process(records(stream, start, len(bodies)))
+        bodies = bodies + group
+        table.advance()
     assert check_every_boundary(folder, bodies) == len(groups)
     found = manifest_of(folder)
     assert {a.rebase_reason for a in found.artifacts if a.is_base} == {"first", "max_chain_diffs"}
@@ -153,14 +129,24 @@ def test_what_records_may_say_is_in_every_artifact(
     assert all(letter["reason"] and letter["stream"] == stream for letter in letters)
 
 
+class InSmallBatches(TableWork):
+    """Reads its records in batches of ten."""
+
+    def read(self, most_bytes: int = TASK_BYTES) -> list[pa.RecordBatch]:
+        batches = super().read(most_bytes)
+        return [batch.slice(n, 10) for batch in batches for n in range(0, len(batch), 10)]
+
+
+class SmallBatches(TasksInThisProcess):
+    """A task that gets its records in batches of ten."""
+
+    async def take_in(self, work: TableWork, tail: int) -> Intake:
+        return await asyncio.to_thread(InSmallBatches(work.state, work.start, work.end).run)
+
+
 @pytest.mark.parametrize("held", [False, True], ids=["whole", "held"])
 def test_declared_columns_have_their_types_in_every_part_of_a_batch(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
-    held: bool,
+    server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop, held: bool
 ) -> None:
     """The declaration is in one part of a batch, or waits with an open transaction."""
     stream, known = fresh(), [{"name": "id", "type": "BIGINT"}]
@@ -181,28 +167,19 @@ def test_declared_columns_have_their_types_in_every_part_of_a_batch(
         ],
         [*map(row, range(140, 180)), last],
     ]
-    pipeline = open_pipeline(spark, loop, table_job(server, stream, tmp_path, schema=None))
-    streams, start = TableStream(spark, table_job(server, stream, tmp_path)), 0
-    for group in groups:
+    feed(server, stream, groups[0])
+    table = Table(table_job(server, stream, tmp_path, schema=None), loop, SmallBatches())
+    table.take_in()
+    for group in groups[1:]:
         feed(server, stream, group)
-        end = start + len(group)
-        found = streams.few(start, end, 0)
-        assert found is not None
-        parts = [batch.slice(n, 10) for batch in found.batches for n in range(0, len(batch), 10)]
-        assert pipeline.process(DriverArrivals(parts, start))
-        start = end
+        table.advance()
     types = {c["Name"]: c["Type"] for c in manifest_of(tmp_path).columns or []}
     assert types == {"id": "int64", "at": "timestamp[us, tz=UTC]", "price": "decimal128(8, 2)"}
     assert set(state_of(tmp_path)) == {*range(40), 99, *range(100, 180), 200}
 
 
 def test_a_transaction_over_several_batches_is_published_whole(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
-    records: Records,
+    server: Server, fresh: Callable[[], str], tmp_path: Path, open_table: OpenTable
 ) -> None:
     """As Debezium marks it, with a truncate and a record that cannot be decoded inside."""
     stream, folder = fresh(), tmp_path / "archive"
@@ -213,29 +190,40 @@ def test_a_transaction_over_several_batches_is_published_whole(
         [debezium("c", 6, "6")],  # 11
     ]
     job = table_job(server, stream, folder, decoder=DebeziumDecoder(("id",)), buckets=4)
-    pipeline = open_pipeline(spark, loop, job)
-    feed(server, stream, [body for group in groups for body in group])
-    seen, start = [], 0
-    for group in groups:
-        batch = pipeline.process(records(stream, start, start + len(group)))
-        start += len(group)
-        assert batch is not None
-        seen.append((manifest_of(folder).head_position, pipeline.intake.held_from, batch.records))
+    feed(server, stream, groups[0])
+    table, seen = open_table(job), []
+    for number in range(len(groups)):
+        before = table.status().counts.records
+        status = table.advance()
+        seen.append((status.manifest_head, status.waiting_from, status.counts.records - before))
+        if number + 1 < len(groups):
+            feed(server, stream, groups[number + 1])
     assert seen == [("0", 1, 1), ("0", 1, 0), ("8", 9, 8), ("8", 9, 0)]
     assert [set(state_of(folder, position)) for position in ("0", "8")] == [{1}, {3, 4}]
     assert len(list((folder / "dead-letters").iterdir())) == 1  # though it was read twice
     # A new process finds the open transaction again, and can be made to stop waiting.
-    again = open_pipeline(spark, loop, job)
-    assert again.process(records(stream, 9, 12))
-    assert (again.intake.held_from, manifest_of(folder).head_position) == (9, "8")
+    again = open_table(job)
+    status = again.advance()
+    assert (status.waiting_from, status.manifest_head) == (9, "8")
     released = again.release()
-    assert released is not None
-    assert (released.cut, again.intake.held_from, manifest_of(folder).head_position) == (
-        True,
-        None,
-        "11",
-    )
+    assert (released.counts.transactions_cut, released.waiting_from) == (1, None)
+    assert released.manifest_head == "11"
     assert set(state_of(folder)) == {3, 4, 5, 6}
+
+
+def test_columns_that_were_not_sent_are_not_filled_from_another_state_of_the_archive(
+    server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    stream = fresh()
+    feed(server, stream, [envelope("c", after={"id": 1, "name": "one", "price": 1.0})])
+    table = Table(table_job(server, stream, tmp_path), loop)
+    table.take_in()
+    feed(server, stream, [envelope("u", {"id": 1}, {"id": 1, "name": "two"}, unchanged=["price"])])
+    late = table.work(1, 2)
+    table.advance()
+    assert state_of(tmp_path)[1]["price"] == 1.0
+    with pytest.raises(ConflictError, match="no longer ends at 0 of epoch 1"):
+        table.take(late)
 
 
 def debezium(op: str, key: int | None = None, txn: str | None = None) -> bytes:
@@ -250,120 +238,74 @@ def marker(status: str, txn: str) -> bytes:
 
 
 def test_a_new_base_uses_buckets_without_changes_again_and_grows_with_the_table(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
-    records: Records,
+    server: Server, fresh: Callable[[], str], tmp_path: Path, open_table: OpenTable
 ) -> None:
     stream, folder = fresh(), tmp_path / "archive"
     rows = [{"id": n, "name": f"a name of number {n}", "price": 1.0} for n in range(2000)]
     bodies = [envelope("c", after=row) for row in rows]
     bodies += [envelope("u", {"id": 5}, {"id": 5, "name": "changed"}) for _ in range(50)]
-    feed(server, stream, bodies)
+    feed(server, stream, bodies[:2000])
     job = table_job(server, stream, folder, buckets=8, thresholds=Thresholds(max_chain_diffs=1))
-    pipeline = open_pipeline(spark, loop, job)
-    pipeline.process(records(stream, 0, 2000))
+    table = open_table(job)
+    table.advance()
     before = bucket_files(folder)
-    pipeline.process(records(stream, 2000, 2050))
+    feed(server, stream, bodies[2000:])
+    table.advance()
     after = bucket_files(folder)
     changed = [bucket for bucket in before if before[bucket] != after[bucket]]
     assert (len(before), len(changed)) == (8, 1)
     written = sum(size for bucket, (_, size) in after.items() if bucket in changed)
     assert written < sum(size for _, size in after.values()) / 4
     # The same table, as large as several buckets may be: each of the old ones is split.
-    open_pipeline(spark, loop, replace(job, bucket_bytes=1024)).rebase("grown")
+    open_table(replace(job, bucket_bytes=1024)).rebase("grown")
     assert len(bucket_files(folder)) == 16
     assert check_every_boundary(folder, bodies) == 2
 
 
 def test_a_stream_that_ends_before_the_archive_does_is_reported_as_data_loss(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
+    server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
 ) -> None:
     stream, folder = fresh(), tmp_path / "archive"
     feed(server, stream, Feed(3).changes(20))
     job = table_job(server, stream, folder)
-    assert open_updates(spark, loop, job).advance()
-    assert manifest_of(folder).head_position == "19"
+    assert Table(job, loop).take_in().manifest_head == "19"
     other = fresh()  # as if the stream had been deleted and created again
     feed(server, other, Feed(3).changes(5))
-    replaced = replace(job, stream=other)
-    progress = progress_of(replaced)
+    replaced = Table(replace(job, stream=other), loop)
     with pytest.raises(DataLossError, match=r"ends before record 5, .* records up to 19"):
-        open_updates(spark, loop, replaced, progress)
+        replaced.open()
     # The new stream is not trimmed to the head of the old one.
-    assert progress.status({}).manifest_head is None
+    assert replaced.status().manifest_head is None
 
 
 @pytest.mark.parametrize(("outage", "files"), [(timedelta(hours=1), 1), (timedelta(hours=13), 2)])
 def test_files_of_a_long_outage_are_written_again_because_collection_may_delete_them(
-    spark: SparkSession, server: Server, fresh: Callable[[], str], loop: DriverLoop, tmp_path: Path,
+    server: Server, fresh: Callable[[], str], loop: DriverLoop, tmp_path: Path,
     outage: timedelta, files: int,
 ) -> None:  # fmt: skip
     stream, first, second = fresh(), tmp_path / "first", tmp_path / "second"
     specs = tuple(DestinationSpec(folder.as_uri()) for folder in (first, second))
     job = table_job(server, stream, first, destination_specs=specs)
     times = [datetime.now(UTC)]
-    published, source = TableArchive(job, loop), TableStream(spark, job)
-    pipeline = TablePipeline(spark, job, published, lambda: times[-1], source)
-    updates = ArchiveUpdates(
-        source, pipeline, published, TableEvents(job, loop), progress_of(job), lambda: None
-    )
-    updates.open()
+    table = Table(job, loop, now=lambda: times[-1])
+    table.open()
     feed(server, stream, Feed(3).changes(20))
     copies = second / "epoch=1"
     copies.rename(tmp_path / "aside")
     copies.write_text("in the way")
     with pytest.raises(StreamfoldError):
-        updates.advance()
-    updates.close(failed=True)
+        table.advance()
     assert len(list(first.glob("epoch=1/diff-*"))) == 1  # written, and not committed
     times.append(times[-1] + outage)
     copies.unlink()
     (tmp_path / "aside").rename(copies)
-    updates.open()
-    assert updates.advance()
+    table.take_in()
     assert manifest_of(first).head_position == manifest_of(second).head_position == "19"
     assert len(list(first.glob("epoch=1/diff-*"))) == files
     assert state_of(first) == state_of(second)
-
-
-def progress_of(job: TableJob) -> TableProgress:
-    return TableProgress(job.table, job.stream, job.destinations, lambda: datetime.now(UTC))
-
-
-def open_updates(
-    spark: SparkSession, loop: DriverLoop, job: TableJob, progress: TableProgress | None = None
-) -> ArchiveUpdates:
-    """A table whose driver takes in a few records alone."""
-    published = TableArchive(job, loop)
-    stream = TableStream(spark, job)
-    pipeline = TablePipeline(spark, job, published, stream=stream)
-    progress = progress or progress_of(job)
-    events = TableEvents(job, loop)
-    updates = ArchiveUpdates(stream, pipeline, published, events, progress, lambda: None)
-    updates.open()
-    return updates
 
 
 def bucket_files(folder: Path) -> dict[int, tuple[str, int]]:
     """The files of the newest base: path and size by bucket."""
     parts = manifest_of(folder).base.formats["parquet"].parts
     return {part.bucket or 0: (part.path, part.size_bytes) for part in parts}
-
-
-def test_a_setting_limits_what_the_driver_does_alone(spark: SparkSession) -> None:
-    assert driver_records(spark) == DRIVER_RECORDS
-    try:
-        spark.conf.set(DRIVER_RECORDS_SETTING, "0")
-        assert driver_records(spark) == 0
-        spark.conf.set(DRIVER_RECORDS_SETTING, "few")
-        with pytest.raises(InvalidError, match="'few', but must be a number of records"):
-            driver_records(spark)
-    finally:
-        spark.conf.unset(DRIVER_RECORDS_SETTING)

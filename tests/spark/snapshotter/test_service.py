@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from streamfold.archive import Thresholds
 from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
 from streamfold.snapshotter.spark.destinations import DestinationSpec
-from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.status import State
+from streamfold.snapshotter.spark.table_job import TableJob
+from streamfold.snapshotter.status.table_status import State
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import Feed, envelope, feed
 from tests.spark.snapshotter.hook import Hook

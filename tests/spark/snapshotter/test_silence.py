@@ -1,4 +1,4 @@
-"""A server that accepts connections and sends nothing more: the writer says so, and can be stopped."""
+"""A server that goes silent: the writer reports it and can be stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The positions of a database in archives, and what the status says of them."""
+"""Database positions in archives and in the status."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from pathlib import Path
 
 import pytest
 import s2_sdk
-from pyspark.sql import SparkSession
 
 from streamfold.snapshotter.decoding import EnvelopeDecoder
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
-from streamfold.snapshotter.spark.table import pipeline as pipelines
-from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
-from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
-from streamfold.snapshotter.spark.table.intake import TableStream
-from streamfold.snapshotter.spark.table.pipeline import TablePipeline
-from streamfold.snapshotter.spark.table.progress import TableProgress
+from streamfold.snapshotter.spark.tasks import intake as intakes
 from streamfold.snapshotter.status.metrics import render_metrics
-from streamfold.snapshotter.status.table_status import ArtifactStatus, TableStatus
+from streamfold.snapshotter.status.table_status import ArtifactStatus, SparkCounts, TableStatus
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import envelope
+from tests.spark.snapshotter.stepping import Table
 from tests.spark.snapshotter.tables import manifest_of, state_of, table_job
 
 #: Milliseconds since 1970 of the first commit.
@@ -46,54 +41,36 @@ def changed(lsn: str, number: int, index: int = 0, *, last: bool = True) -> s2_s
     return s2_sdk.Record(body, headers, timestamp=START + int(lsn[2:], 16))
 
 
-class Updating:
+class Updating(Table):
     """A table whose stream is taken in step by step."""
 
-    def __init__(self, spark: SparkSession, server: Server, stream: str, folder: Path) -> None:
-        self.folder, self._server, self._stream = folder, server, stream
-        self._spark = spark
+    def __init__(self, server: Server, stream: str, folder: Path, loop: DriverLoop) -> None:
+        self.folder, self._server = folder, server
         self.job = table_job(
             server, stream, folder, decoder=EnvelopeDecoder(("id",), table="public.items")
         )
-        self.progress = TableProgress(
-            "public.items", stream, [], lambda: datetime.fromtimestamp(START / 1000 + 100, UTC)
+        super().__init__(
+            self.job, loop, now=lambda: datetime.fromtimestamp(START / 1000 + 100, UTC)
         )
 
-    def open(self, loop: DriverLoop) -> None:
-        published = TableArchive(self.job, loop)
-        streams = TableStream(self._spark, self.job)
-        pipeline = TablePipeline(self._spark, self.job, published, stream=streams)
-        events = TableEvents(self.job, loop)
-        self._updates = ArchiveUpdates(
-            streams, pipeline, published, events, self.progress, lambda: None
-        )
-        self._updates.open()
-
-    def take(self, *records: s2_sdk.Record) -> TableStatus:
-        self._server.append(self._stream, records)
-        assert self._updates.advance()
-        return self.progress.status({})
+    def append(self, *records: s2_sdk.Record) -> TableStatus:
+        self._server.append(self.job.stream, records)
+        return self.advance()
 
 
 @pytest.fixture
-def table(
-    spark: SparkSession,
-    server: Server,
-    fresh: Callable[[], str],
-    tmp_path: Path,
-    loop: DriverLoop,
-) -> Updating:
-    found = Updating(spark, server, fresh(), tmp_path / "archive")
-    found.open(loop)
-    return found
+def table(server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop) -> Updating:
+    opened = Updating(server, fresh(), tmp_path / "archive", loop)
+    opened.open()
+    return opened
 
 
 def test_every_artifact_says_which_commits_of_the_database_it_holds(table: Updating) -> None:
-    table.take(copied("0/10", 1), copied("0/10", 2))
-    table.take(copy_end("0/10"))  # holds no change, and makes the copy complete
-    table.take(changed("0/20", 1), changed("0/30", 3, last=False))
-    table.take(changed("0/30", 4, 1))  # the fourth diff, which a base follows
-    table.take(changed("0/40", 5))
+    table.append(copied("0/10", 1), copied("0/10", 2))
+    table.append(copy_end("0/10"))  # holds no change, and makes the copy complete
+    table.append(changed("0/20", 1), changed("0/30", 3, last=False))
+    table.append(changed("0/30", 4, 1))  # the fourth diff, which a base follows
+    table.append(changed("0/40", 5))
     found = [
         (a.kind, r.first, r.last, r.copying) if (r := a.source_range) else (a.kind, None)
         for a in manifest_of(table.folder).artifacts
@@ -114,12 +91,12 @@ def test_every_artifact_says_which_commits_of_the_database_it_holds(table: Updat
 
 
 def test_the_status_tells_the_lag_to_the_database(table: Updating) -> None:
-    assert table.take().source_head is None
-    done = table.take(copied("0/10", 1), copy_end("0/10"), changed("0/20", 1))
+    assert table.append().source_head is None
+    done = table.append(copied("0/10", 1), copy_end("0/10"), changed("0/20", 1))
     assert (done.source_position, done.source_head) == ("0/20", "0/20")
     assert (done.source_lag_bytes, done.source_lag_seconds) == (0, 0.0)
     # An open transaction waits for its end: the archive lacks it.
-    waiting = table.take(changed("0/30", 3, last=False))
+    waiting = table.append(changed("0/30", 3, last=False))
     assert (waiting.source_position, waiting.source_head) == ("0/30", "0/20")
     assert waiting.source_lag_bytes == 0x10
     assert waiting.source_lag_seconds == pytest.approx(100 - 0.032)
@@ -127,6 +104,9 @@ def test_the_status_tells_the_lag_to_the_database(table: Updating) -> None:
     class Writers:
         def statuses(self) -> dict[str, TableStatus]:
             return {"public.items": waiting}
+
+        def spark(self) -> SparkCounts:
+            return SparkCounts()
 
         def request_snapshot(self, table: str) -> Future[ArtifactStatus]:
             raise NotImplementedError
@@ -139,25 +119,24 @@ def test_the_status_tells_the_lag_to_the_database(table: Updating) -> None:
 def test_many_records_of_other_tables_move_the_head_without_a_change(
     table: Updating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipelines, "HEAD_RECORDS", 10)
-    table.take(copied("0/10", 1), copy_end("0/10"))
+    monkeypatch.setattr(intakes, "HEAD_RECORDS", 10)
+    table.append(copied("0/10", 1), copy_end("0/10"))
     other = envelope("c", after={"id": 9}, table="public.other")
-    few = table.take(*(s2_sdk.Record(other) for _ in range(9)))
+    few = table.append(*(s2_sdk.Record(other) for _ in range(9)))
     assert (few.manifest_head, few.source_head) == ("1", "0/10")
-    many = table.take(s2_sdk.Record(other))
+    many = table.append(s2_sdk.Record(other))
     assert (many.manifest_head, many.source_head, many.churn_records) == ("11", "0/10", 1)
     assert set(state_of(table.folder, at_source="0/10")) == {1}
 
 
 def test_a_backlog_is_measured_up_to_the_newest_commit_in_the_stream(
-    table: Updating, server: Server, loop: DriverLoop
+    table: Updating, server: Server
 ) -> None:
-    table.take(copied("0/10", 1), copy_end("0/10"), changed("0/20", 1))
+    table.append(copied("0/10", 1), copy_end("0/10"), changed("0/20", 1))
     unread = [changed(f"0/{lsn:X}", 1) for lsn in range(0x30, 0x80, 0x10)]
     server.append(table.job.stream, [*unread, s2_sdk.Record(b"token", [(b"", b"fence")])])
-    table.open(loop)
-    behind = table.progress.status({})
+    behind = table.open()
     assert (behind.lag_records, behind.source_lag_bytes) == (6, 0x50)
     assert (behind.source_position, behind.source_head) == ("0/70", "0/20")
-    done = table.take()
+    done = table.append()
     assert (done.lag_records, done.source_head, done.source_lag_bytes) == (0, "0/70", 0)

@@ -1,4 +1,4 @@
-"""A writer from the moment it is started: what it answers and says before, and without, its server."""
+"""A starting writer: its answers and output before, and without, its server."""
 
 from __future__ import annotations
 

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 
 from streamfold.errors import ConflictError, NotFoundError
-from streamfold.snapshotter.config import read_configuration
+from streamfold.snapshotter.config.tables import read_configuration
 from streamfold.snapshotter.errors import AddressUnavailableError
 from streamfold.snapshotter.spark import Snapshotter, table_jobs
-from streamfold.snapshotter.spark.table.writer import Request, SnapshotRequests
-from streamfold.snapshotter.status import (
+from streamfold.snapshotter.spark.table.requests import Request, SnapshotRequests
+from streamfold.snapshotter.status.http_server import StatusServer
+from streamfold.snapshotter.status.metrics import render_metrics
+from streamfold.snapshotter.status.table_status import (
     ArtifactStatus,
     Counts,
-    Failure,
+    SparkCounts,
     State,
-    StatusServer,
+    TableFailure,
     TableStatus,
-    render_metrics,
 )
 from tests.spark.snapshotter.waiting import wait_for
 
@@ -31,14 +32,20 @@ class _Tables:
     """Two tables in known states."""
 
     def statuses(self) -> dict[str, TableStatus]:
-        failure = Failure("schema_incompatible", "column 'a'", "2026-06-03T12:00:00Z")
+        failure = TableFailure("schema_incompatible", "column 'a'", "2026-06-03T12:00:00Z")
         counts = Counts(bases=1, diffs=2, destination_errors={"s3://b/": 3})
-        fine = TableStatus(table="a", stream="s", state=State.RUNNING, ready=True, counts=counts)
+        spark = SparkCounts(jobs=2, tasks=3, rows=40, bytes=2000)
+        fine = TableStatus(
+            table="a", stream="s", state=State.RUNNING, ready=True, counts=counts, spark=spark
+        )
         stopped = TableStatus(table="b", stream="t", state=State.STOPPED, last_error=failure)
         return {"a": fine, "b": stopped}
 
     def __init__(self) -> None:
         self.requests = SnapshotRequests()
+
+    def spark(self) -> SparkCounts:
+        return SparkCounts(jobs=7, tasks=9, rows=100, bytes=5000)
 
     def request_snapshot(self, table: str) -> Request:
         if table not in self.statuses():
@@ -65,6 +72,8 @@ def test_the_status_of_every_table_is_served() -> None:
         status, body = ask("GET", "/status")
         shown = json.loads(body)["tables"]
         assert (status, shown["b"]["last_error"]["code"]) == (200, "schema_incompatible")
+        assert json.loads(body)["spark"] == {"jobs": 7, "tasks": 9, "rows": 100, "bytes": 5000}
+        assert shown["a"]["spark"] == {"jobs": 2, "tasks": 3, "rows": 40, "bytes": 2000}
         assert ask("GET", "/health/live")[0] == 200
         assert ask("GET", "/health/ready")[0] == 503
         posts = {
@@ -77,6 +86,8 @@ def test_the_status_of_every_table_is_served() -> None:
     assert 'snapshotter_artifacts_written_total{kind="diff",table="a"} 2.0' in metrics
     assert 'snapshotter_destination_errors_total{dest="s3://b/",table="a"} 3.0' in metrics
     assert 'snapshotter_up{table="b"} 0.0' in metrics
+    assert 'snapshotter_table_spark_jobs_total{table="a"} 2.0' in metrics
+    assert "snapshotter_spark_tasks_total 9.0" in metrics
 
 
 def post(port: int, path: str) -> tuple[int, Any]:
@@ -126,15 +137,18 @@ def test_a_request_for_a_snapshot_that_cannot_be_understood_is_refused(query: st
 
 def test_requests_share_a_base_that_has_not_begun_and_never_one_that_has() -> None:
     requests = SnapshotRequests()
-    first = requests.add()
-    assert requests.add() is first
+    early = [requests.add(), requests.add()]
     assert requests.begin()
-    second = requests.add()
-    assert second is not first
-    requests.give_up()  # the try failed: both wait for the next
+    late = requests.add()
+    # That try failed: all wait for the next.
+    assert requests.begin()
+    later = requests.add()
+    requests.answer(BASE)
+    assert [request.result(0) for request in (*early, late)] == [BASE] * 3
+    assert not later.done()
     assert requests.begin()
     requests.answer(BASE)
-    assert first.result(0) == second.result(0) == BASE
+    assert later.result(0) == BASE
     assert not requests.begin()
     requests.close(ConflictError("closed"))
     with pytest.raises(ConflictError, match="closed"):

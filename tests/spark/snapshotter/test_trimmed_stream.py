@@ -1,55 +1,30 @@
-"""A new archive on a stream that has lost its beginning is refused, or says what it lacks."""
+"""A new archive of a trimmed stream is rejected, or states what is missing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import s2_sdk
-from pyspark.sql import SparkSession
 
 import streamfold.archive
 from streamfold.archive import Thresholds
 from streamfold.snapshotter.errors import StreamTrimmedError
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.errors_from_spark import is_retryable
-from streamfold.snapshotter.spark.jobs import TableJob
-from streamfold.snapshotter.spark.table.archive import TableArchive, TableEvents
-from streamfold.snapshotter.spark.table.archive_updates import ArchiveUpdates
-from streamfold.snapshotter.spark.table.intake import TableStream
-from streamfold.snapshotter.spark.table.pipeline import TablePipeline
-from streamfold.snapshotter.spark.table.progress import TableProgress
-from streamfold.snapshotter.status import TableStatus
+from streamfold.snapshotter.spark.table_job import TableJob
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import envelope, feed
+from tests.spark.snapshotter.stepping import Table
 from tests.spark.snapshotter.tables import manifest_of, state_of, table_job
 
 
-class Table:
-    """A table that a test takes in step by step, without a thread of its own."""
-
-    def __init__(self, spark: SparkSession, loop: DriverLoop, job: TableJob) -> None:
-        self._progress = TableProgress(job.table, job.stream, [], lambda: datetime.now(UTC))
-        stream, published = TableStream(spark, job), TableArchive(job, loop)
-        pipeline = TablePipeline(spark, job, published, stream=stream)
-        self._updates = ArchiveUpdates(
-            stream, pipeline, published, TableEvents(job, loop), self._progress, lambda: None
-        )
-
-    def take_in(self) -> TableStatus:
-        self._updates.open()
-        assert self._updates.advance()
-        return self._progress.status({})
-
-
 @pytest.fixture
-def open_table(spark: SparkSession) -> Iterator[Callable[[TableJob], Table]]:
-    with DriverLoop() as loop:
-        yield lambda job: Table(spark, loop, job)
+def open_table(loop: DriverLoop) -> Callable[[TableJob], Table]:
+    return lambda job: Table(job, loop)
 
 
 @pytest.fixture

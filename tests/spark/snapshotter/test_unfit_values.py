@@ -1,4 +1,4 @@
-"""Values that a column cannot hold: the table stops, and every way out that it names works."""
+"""Values that do not fit a column stop the table, and every suggested remedy works."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 import streamfold.archive
 from streamfold.cli.archives.json_output import archive_text
 from streamfold.snapshotter.decoding import DEAD_LETTER, EnvelopeDecoder
-from streamfold.snapshotter.spark.table.arrivals import DRIVER_RECORDS_SETTING
-from streamfold.snapshotter.status import State
+from streamfold.snapshotter.status.table_status import State
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import envelope, feed
 from tests.spark.snapshotter.live import running
@@ -36,9 +35,7 @@ def letters_of(folder: Path) -> list[tuple[int, str]]:
     return [(letter["seq_num"], letter["reason"]) for letter in found]
 
 
-@pytest.mark.parametrize("tasks", [False, True], ids=["driver", "tasks"])
 def test_a_table_that_stopped_continues_where_it_is_emptied(
-    tasks: bool,
     spark: SparkSession,
     server: Server,
     fresh: Callable[[], str],
@@ -48,30 +45,25 @@ def test_a_table_that_stopped_continues_where_it_is_emptied(
     # Several batches are between the record that does not fit and the one that empties the table.
     job = table_job(server, stream, folder, max_records=3)
     bodies = [row(1), row(2), unfit(1), *(row(key) for key in range(10, 20))]
-    if tasks:
-        spark.conf.set(DRIVER_RECORDS_SETTING, "0")
-    try:
-        feed(server, stream, bodies)
-        with running(spark, tmp_path / "scratch", job) as live:
-            error = live.wait_for_state(job.table, State.STOPPED).last_error
-            assert error is not None
-            assert error.code == "schema_incompatible"
-            for part in (
-                "record 2",
-                '{"id":1}',
-                "price",
-                "'dear'",
-                "--recopy",
-                "[2]",
-                "dead_letter",
-            ):
-                assert part in error.message
-        again = [envelope("t"), row(3), unfit(3), envelope("t"), row(4)]
-        feed(server, stream, again)
-        with running(spark, tmp_path / "scratch", job) as live:
-            live.wait_for_head(job.table, len(bodies) + len(again) - 1)
-    finally:
-        spark.conf.unset(DRIVER_RECORDS_SETTING)
+    feed(server, stream, bodies)
+    with running(spark, tmp_path / "scratch", job) as live:
+        error = live.wait_for_state(job.table, State.STOPPED).last_error
+        assert error is not None
+        assert error.code == "schema_incompatible"
+        for part in (
+            "record 2",
+            '{"id":1}',
+            "price",
+            "'dear'",
+            "--recopy",
+            "[2]",
+            "dead_letter",
+        ):
+            assert part in error.message
+    again = [envelope("t"), row(3), unfit(3), envelope("t"), row(4)]
+    feed(server, stream, again)
+    with running(spark, tmp_path / "scratch", job) as live:
+        live.wait_for_head(job.table, len(bodies) + len(again) - 1)
     assert list(state_of(folder)) == [4]
     check_every_boundary(folder, [*bodies, *again])
     assert letters_of(folder) == []

@@ -1,4 +1,4 @@
-"""Waiting for what other threads and processes do; the test fails with what was seen last."""
+"""Waits for other threads and processes, and fails with the last state seen."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ from streamfold.errors import (
 from streamfold.model.access_tokens import (
     EVERYTHING,
     AccessToken,
-    Operation,
     OperationGroups,
     Permission,
     ResourceSet,
+    Right,
     Scope,
     Secret,
 )
@@ -35,7 +35,7 @@ SCOPE = Scope(
     ResourceSet.exact("test-basin"),
     ResourceSet.prefix("s/"),
     op_groups=OperationGroups(stream=Permission(read=True)),
-    ops=frozenset({Operation.APPEND}),
+    ops=frozenset({Right.APPEND}),
 )
 
 
@@ -126,7 +126,7 @@ async def test_revoking_what_is_not_there_is_an_error(store: StreamStore) -> Non
 
 
 async def test_a_caller_cannot_issue_what_it_may_not_do(store: StreamStore) -> None:
-    caller = replace(ROOT, operations=ROOT.operations - {Operation.APPEND})
+    caller = replace(ROOT, operations=ROOT.operations - {Right.APPEND})
     with pytest.raises(PermissionDeniedError):
         await store.account.issue_access_token(token(), caller)
     assert await listed(store) == ([], False)
@@ -135,7 +135,7 @@ async def test_a_caller_cannot_issue_what_it_may_not_do(store: StreamStore) -> N
 async def test_a_token_made_by_a_token_expires_with_it(store: StreamStore) -> None:
     maker = AccessToken(
         "maker",
-        Scope(EVERYTHING, EVERYTHING, EVERYTHING, ops=frozenset(Operation)),
+        Scope(EVERYTHING, EVERYTHING, EVERYTHING, ops=frozenset(Right)),
         expires_at=EPOCH + 5000,
     )
     secret = await store.account.issue_access_token(maker)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streamfold.errors import AccessTokenNotFoundError, StreamfoldError, UnauthenticatedError
-from streamfold.model.access_tokens import EVERYTHING, AccessToken, Operation, Scope, Secret
+from streamfold.model.access_tokens import EVERYTHING, AccessToken, Right, Scope, Secret
 from streamfold.store import keys
 from streamfold.store.catalog import access_tokens
 from streamfold.store.engine.engine import Engine
@@ -17,7 +17,7 @@ from tests.store.conftest import Bench
 
 
 def token(token_id: str = "token") -> AccessToken:
-    return AccessToken(token_id, Scope(EVERYTHING, EVERYTHING, ops=frozenset({Operation.READ})))
+    return AccessToken(token_id, Scope(EVERYTHING, EVERYTHING, ops=frozenset({Right.READ})))
 
 
 class WatchedEngine(FaultyEngine):

@@ -1,4 +1,4 @@
-"""A stream is never left in a basin that is gone."""
+"""No stream remains in a deleted basin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamfold.errors import (
 )
 from streamfold.records.batch import RecordBatch
 from streamfold.store import ReadRequest, from_tail, keys, rows
-from streamfold.store.engine.engine import Batch, commit_rows
+from streamfold.store.engine.engine import WriteBatch, commit_rows
 from streamfold.store.rows import BasinRow
 from streamfold.store.store import StreamStore
 from streamfold.testing.engine_faults import CommitFault
@@ -40,7 +40,7 @@ async def test_a_stream_that_is_on_its_way_when_its_basin_is_deleted_is_not_crea
     assert await streams_left(bench, store) == []
     commit, released = bench.engine.inner.commit, asyncio.Event()
 
-    async def commit_slowly(batch: Batch) -> None:
+    async def commit_slowly(batch: WriteBatch) -> None:
         if any(key == keys.stream(BASIN, "late") for key, _ in batch.ops):
             await released.wait()
         await commit(batch)

@@ -1,4 +1,4 @@
-"""A caller may go at any moment; what it asked for is then done as a whole or not at all."""
+"""Changes of a caller that goes away happen completely or not at all."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from streamfold.errors import AlreadyExistsError, InvalidError
-from streamfold.model.names import StreamRef
 from streamfold.records.batch import RecordBatch
 from streamfold.store.log.admission import AppendRequest
 from streamfold.store.settings import StoreSettings
@@ -26,8 +25,7 @@ def plain(content_type: str, batch: RecordBatch) -> None:
 async def append(store: StreamStore, body: str = "plain") -> None:
     """Append as S2 does, which knows nothing of content types."""
     batch = RecordBatch.of(bodies(body))
-    request = AppendRequest(StreamRef.parse(BASIN, STREAM), (batch,), check=plain)
-    await (store.appends.try_submit(request) or await store.appends.submit(request))
+    await store.stream(BASIN, STREAM).submit(AppendRequest((batch,), check=plain)).ack
 
 
 async def until_on_its_way(bench: Bench) -> None:

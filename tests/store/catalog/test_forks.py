@@ -1,4 +1,4 @@
-"""Forks: they have what their source had, keep it for as long as they need it, and no longer."""
+"""Forks share their source's records and retain them only as long as needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ from streamfold.store.read.seek import FORK_DEPTH_MAX
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from tests.store.conftest import BASIN, STREAM, Bench, Clock
-from tests.store.durable_streams import append, content, create, fork_of, read, spec, stamps
+from tests.store.durable_streams import (
+    append,
+    append_to,
+    batches,
+    create,
+    fork_of,
+    read,
+    spec,
+    stamps,
+)
 
 
 async def settle(store: StreamStore) -> None:
@@ -88,7 +97,7 @@ async def test_sub_offsets_count_bytes_or_records_of_the_next_append(store: Stre
         with pytest.raises(InvalidError):
             await create(store, "bad", fork=bad)
     with pytest.raises(StreamNotFoundError):
-        await store.durable.status(BASIN, "bad")
+        await store.stream(BASIN, "bad").status()
 
 
 async def test_sub_offsets_compose_over_forks_of_forks(store: StreamStore) -> None:
@@ -118,7 +127,7 @@ async def test_terms_are_not_inherited_but_type_and_lifetime_are(
 ) -> None:
     await create(store, "a", b"0", content_type="application/x", ttl=100)
     claim = Claim("application/x", Producer("p", 3, 0), "z", close=True)
-    await store.durable.append(BASIN, "a", claim, content(b"1"))
+    await append_to(store, "a", claim, batches(b"1"))
     status, _ = await create(store, "b", fork=fork_of("a"))
     assert (status.closed, status.traits.content_type, status.traits.ttl) == (
         False,
@@ -126,7 +135,7 @@ async def test_terms_are_not_inherited_but_type_and_lifetime_are(
         100,
     )
     claim = Claim("application/x", Producer("p", 0, 0), "a")
-    assert not (await store.durable.append(BASIN, "b", claim, content(b"2"))).repeated
+    assert not (await append_to(store, "b", claim, batches(b"2"))).repeated
     with pytest.raises(ContentTypeMismatchError):
         await create(store, "c", content_type="text/plain", fork=fork_of("a"))
     explicit, _ = await create(store, "d", ttl=5, fork=fork_of("a"))
@@ -200,7 +209,7 @@ async def test_a_trim_of_the_source_keeps_what_forks_need(bench: Bench) -> None:
         await store.append(BASIN, "b", [trim_record(2)])
         await settle(store)
         assert (await chunks_of(bench, source.id))[0] == 2
-        await store.durable.delete(BASIN, "b")
+        await store.stream(BASIN, "b").delete()
         await settle(store)
         assert await chunks_of(bench, source.id) == [6]  # the trim itself
 
@@ -225,21 +234,21 @@ async def test_deletion_cascades_once_the_last_fork_is_gone(bench: Bench) -> Non
             status, _ = await create(store, name, name.encode(), fork=fork)
             ids[name] = status.id
         for name in "bac":
-            await store.durable.delete(BASIN, name)
+            await store.stream(BASIN, name).delete()
             await settle(store)
             with pytest.raises(StreamForkedError):
-                await store.durable.status(BASIN, name)
+                await store.stream(BASIN, name).status()
             with pytest.raises(StreamForkedError):
                 await create(store, name)
             with pytest.raises(StreamForkedError):
                 await create(store, "new", fork=fork_of(name))
     async with bench.store() as store:
         assert await read(store, "d") == [b"a", b"b", b"c", b"d"]
-        await store.durable.delete(BASIN, "d")
+        await store.stream(BASIN, "d").delete()
         await settle(store)
         for name, stream_id in ids.items():
             with pytest.raises(StreamNotFoundError):
-                await store.durable.status(BASIN, name)
+                await store.stream(BASIN, name).status()
             assert await chunks_of(bench, stream_id) == []
         assert (await store.list_streams(BASIN)).items == ()
         rows = [key async for page in bench.engine.scan(b"\x0b", b"\x0e") for key, _ in page]
@@ -249,7 +258,7 @@ async def test_deletion_cascades_once_the_last_fork_is_gone(bench: Bench) -> Non
 async def test_a_source_that_was_never_deleted_outlives_its_forks(store: StreamStore) -> None:
     await create(store, "a", b"0")
     await create(store, "b", fork=fork_of("a"))
-    await store.durable.delete(BASIN, "b")
+    await store.stream(BASIN, "b").delete()
     await settle(store)
     assert await read(store, "a") == [b"0"]
 
@@ -260,13 +269,13 @@ async def test_an_expired_source_is_kept_for_its_forks(store: StreamStore, clock
     clock.pass_seconds(11)
     await settle(store)
     with pytest.raises((StreamForkedError, StreamNotFoundError)):
-        await store.durable.status(BASIN, "a")
+        await store.stream(BASIN, "a").status()
     assert await read(store, "b") == [b"0", b"1"]
     clock.pass_seconds(1000)
     await settle(store)
     for name in "ab":
         with pytest.raises(StreamNotFoundError):
-            await store.durable.status(BASIN, name)
+            await store.stream(BASIN, name).status()
     assert {item.name for item in (await store.list_streams(BASIN)).items} == {STREAM}
 
 
@@ -332,9 +341,9 @@ async def test_forks_and_deletions_of_their_source_do_not_race(bench: Bench) -> 
         for round_ in range(10):
             await create(store, f"a{round_}", b"0")
             outcomes = await asyncio.gather(
-                store.durable.create(BASIN, f"b{round_}", spec(fork=fork_of(f"a{round_}"))),
-                store.durable.delete(BASIN, f"a{round_}"),
-                store.durable.create(BASIN, f"c{round_}", spec(fork=fork_of(f"a{round_}"))),
+                store.stream(BASIN, f"b{round_}").create(spec(fork=fork_of(f"a{round_}"))),
+                store.stream(BASIN, f"a{round_}").delete(),
+                store.stream(BASIN, f"c{round_}").create(spec(fork=fork_of(f"a{round_}"))),
                 return_exceptions=True,
             )
             await settle(store)

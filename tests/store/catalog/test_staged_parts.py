@@ -12,7 +12,8 @@ from streamfold.blob import BlobStore, open_blob_store
 from streamfold.errors import InvalidError, WriterFencedError
 from streamfold.store.catalog.staged_parts import PART_LIFETIME, PartsBusyError, StagedParts
 from streamfold.store.engine.disk_space import DiskSpace
-from streamfold.testing.blob_faults import FaultyBlobStore, ScriptedFaults
+from streamfold.testing.blob_faults import FaultyBlobStore
+from streamfold.testing.faults import ScriptedFaults
 from tests.store.conftest import Clock
 
 HOUR = 3_600_000

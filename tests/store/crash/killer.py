@@ -1,4 +1,4 @@
-"""The parent: starts writers, kills them, and keeps the ledger of what they reported."""
+"""The parent process: starts and kills writers, and records what they reported."""
 
 from __future__ import annotations
 

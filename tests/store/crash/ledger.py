@@ -1,4 +1,4 @@
-"""What a writer reported of its appends, and so what storage must hold."""
+"""Appends that a writer reported, and so the records that storage must have."""
 
 from __future__ import annotations
 

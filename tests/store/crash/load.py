@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from streamfold.errors import StoreClosingError, StreamfoldError, WriterFencedError
 from streamfold.model.configs import INFINITE, StreamConfigLayer
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
 from tests.store.crash.ledger import Event, OutcomeUnknown, Plan, Refused, Stored, Tried
@@ -91,13 +92,13 @@ class Load:
         return Plan(batch, stream, count, size, match, token)
 
     async def _submit(self, plan: Plan) -> Awaitable[AppendAck]:
-        return await self._store.submit(
-            BASIN,
-            plan.stream,
-            plan.records(),
-            match_seq_num=plan.match_seq_num,
-            fencing_token=plan.fencing_token,
+        request = AppendRequest.of(
+            plan.records(), match_seq_num=plan.match_seq_num, fencing_token=plan.fencing_token
         )
+        submission = self._store.stream(BASIN, plan.stream).submit(request)
+        if not await submission.decided():
+            await submission.ack
+        return submission.ack
 
     def _failed(self, plan: Plan, error: StreamfoldError) -> None:
         kind = Refused if error.definite else OutcomeUnknown

@@ -1,4 +1,4 @@
-"""kill -9 loses nothing acknowledged; the long run of the same is `python -m tests.store.crash`."""
+"""kill -9 loses nothing acknowledged. `python -m tests.store.crash` runs this for long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison notices whatever could be wrong: a proof is worth what its checks are worth."""
+"""The comparison after a crash notices every kind of error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares what a store holds with what its writers reported."""
+"""Compares a store's contents with its writers' reports."""
 
 from __future__ import annotations
 

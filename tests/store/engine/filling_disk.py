@@ -1,4 +1,4 @@
-"""A process that appends to a store while its files may not grow, and reports what happened as JSON."""
+"""A process that appends while its files may not grow, and reports the results as JSON."""
 
 from __future__ import annotations
 

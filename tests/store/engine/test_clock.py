@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import OutcomeUnknownError
 from streamfold.model.configs import StreamConfigLayer
 from streamfold.model.records import Record
 from streamfold.store.engine import slatedb
-from streamfold.store.engine.clock_shift import ClockShiftError, clock_ahead
 from streamfold.store.engine.location import Location, open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.read.requests import ReadRequest, from_seq_num
@@ -48,7 +46,6 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     return open_location("memory:" if request.param == "memory" else tmp_path.as_uri())
 
 
-# Upstream defect 2.
 async def test_appends_continue_after_a_restart_with_the_clock_300_s_behind(
     location: Location,
 ) -> None:
@@ -145,18 +142,3 @@ async def test_records_that_arrive_while_the_clock_is_wrong_are_not_taken_for_ol
         assert (await store.check_tail(BASIN, STREAM)).seq_num == 3
         await store.append(BASIN, STREAM, bodies("d"))
         assert len(await timestamps(store)) == 1
-
-
-async def test_the_clock_is_shifted_for_one_opening_only() -> None:
-    engine = await SlateEngine.open(open_location("memory:"), now=early)
-    await engine.close()
-    location = open_location("memory:")
-    db = await binding.DbBuilder(location.path, location.store).build()
-    written = await db.put(b"key", b"value")
-    await db.shutdown()
-    assert written.create_ts() <= wall_clock()
-
-
-def test_a_shift_that_nothing_has_seen_is_an_error() -> None:
-    with pytest.raises(ClockShiftError, match="did not read"), clock_ahead(STEP):
-        pass

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import DataCorruptError
 from streamfold.model.records import Record
@@ -100,11 +99,12 @@ async def test_a_damaged_log_file_in_the_middle_is_refused_by_name_and_nothing_i
 
 
 @pytest.mark.parametrize("damage", ["flipped", "tiny", "empty", "gone"])
-async def test_only_as_many_files_as_can_be_in_flight_count_as_never_acknowledged(
+async def test_a_log_of_an_earlier_build_may_end_in_files_that_were_never_acknowledged(
     crashed: Path, damage: str
 ) -> None:
     """Two commits and one write of the reclaimer: the fourth from the end was synced."""
     reboot(crashed)
+    note_in_flight(crashed, 3)
     fourth, third = log_files(crashed)[-4:-2]
     kept = fourth.read_bytes()
     DAMAGES[damage](fourth)
@@ -113,6 +113,20 @@ async def test_only_as_many_files_as_can_be_in_flight_count_as_never_acknowledge
     fourth.write_bytes(kept)
     DAMAGES[damage](third)
     assert await bodies(crashed) == list(range(COMMITS - 3))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "tiny"])
+async def test_a_power_cut_explains_no_damage(crashed: Path, damage: str) -> None:
+    reboot(crashed)
+    last = log_files(crashed)[-1]
+    DAMAGES[damage](last)
+    with pytest.raises(DataCorruptError, match=last.name):
+        await bodies(crashed)
+
+
+def note_in_flight(folder: Path, files: int) -> None:
+    marker = folder / "db" / "restore-point"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"in_flight": files}))
 
 
 @pytest.mark.parametrize("rebooted", [True, False])
@@ -211,10 +225,8 @@ async def test_an_empty_file_more_than_there_were_openings_is_damage(crashed: Pa
 
 async def leave_marks(folder: Path, count: int) -> None:
     for _ in range(count):
-        location = open_location(folder.as_uri())
-        wal = binding.SlateDbWalReader(location.path, location.store)
-        database, _, _ = await _build(location, wal, system_time)
-        await database.shutdown_with_options(binding.CloseOptions(flush_type=None))
+        database, _, _ = await _build(open_location(folder.as_uri()), system_time, synced=True)
+        await database.close(flush=False)
 
 
 async def test_a_store_of_an_earlier_build_opens_with_the_marks_of_its_openings(
@@ -237,7 +249,10 @@ async def test_files_that_were_set_aside_are_never_replaced(crashed: Path) -> No
         reboot(crashed)
         flip(damaged)
         contents.append(last.read_bytes())
-        await bodies(crashed, accept_loss=int(damaged.stem))
+        loss = int(damaged.stem)
+        async with open_store(crashed.as_uri(), SETTINGS, accept_loss=loss) as store:
+            while not last.exists():
+                await append(store, COMMITS)
     aside = [path.read_bytes() for path in (crashed / "db" / "set-aside").rglob(last.name)]
     assert sorted(aside) == sorted(contents)
 

@@ -1,10 +1,9 @@
-"""Reads of an engine whose table is damaged: everything around the damage, and an error at it."""
+"""Reads of a damaged table return everything around the damage, and an error at it."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ from streamfold.store.engine.engine import (
     readable_pages,
 )
 from streamfold.store.engine.location import open_location
+from streamfold.store.engine.native import SlateManifest
 from streamfold.store.engine.slatedb import SlateEngine, open_admin
-from streamfold.store.engine.slatedb_binding import read_manifest
 from streamfold.store.engine.table_check import TableCheck, reader_of
 from tests.store.conftest import incompressible
 from tests.store.damaged_tables import Place, Table, only_table
@@ -126,7 +125,7 @@ async def test_rows_that_were_written_since_are_read_although_an_older_table_is_
 
 
 async def test_a_table_that_is_cut_short_is_named(tmp_path: Path, table: Table) -> None:
-    table.path.write_bytes(table.path.read_bytes()[: table.info.index_offset // 2])
+    table.path.write_bytes(table.path.read_bytes()[: table.view.index_offset // 2])
     engine = await open_engine(tmp_path)
     with pytest.raises(TableDamagedError, match=table.name):
         await first_row(engine, key(0), END)
@@ -138,7 +137,7 @@ async def test_a_table_that_ends_within_a_checksum_is_named(
     tmp_path: Path, table: Table, part: str
 ) -> None:
     """SlateDB panics where less than a checksum is left of a block (upstream defect 22)."""
-    table.path.write_bytes(table.path.read_bytes()[: getattr(table.info, part) + 3])
+    table.path.write_bytes(table.path.read_bytes()[: getattr(table.view, part) + 3])
     engine = await open_engine(tmp_path)
     with pytest.raises(TableDamagedError, match=table.name):
         await engine.get_many([key(500), key(501)])
@@ -155,7 +154,7 @@ async def test_only_the_table_that_is_cut_short_counts_as_damaged(
     engine = await open_engine(tmp_path)
     await commit_rows(engine, [(key(n), b"newer") for n in range(0, ROWS, 50)])
     await engine.close()
-    table.path.write_bytes(table.path.read_bytes()[: table.info.index_offset // 2])
+    table.path.write_bytes(table.path.read_bytes()[: table.view.index_offset // 2])
     engine = await open_engine(tmp_path)
     await scanned(engine)
     assert engine.damaged_files == (table.name,)
@@ -166,18 +165,17 @@ async def test_a_table_that_is_replaced_while_it_is_checked_is_not_damaged(
     tmp_path: Path, table: Table
 ) -> None:
     location = open_location(tmp_path.as_uri())
-    manifests = [
-        await read_manifest(open_admin(location)),
-        SimpleNamespace(l0=[], compacted=[]),
-    ]
+    newest = await open_admin(location).read_manifest()
+    assert newest is not None
+    manifests = [newest, newest._replace(young=[], runs=[])]
 
-    async def manifest() -> Any:
+    async def manifest() -> SlateManifest:
         return manifests.pop(0)
 
     check = TableCheck(manifest, reader_of(location.folder, None))
     table.path.unlink()
     assert not await check.damage(f"compacted/{table.path.name} not found", KeySpan(b"row", END))
-    assert not check.known
+    assert not check.damaged
 
 
 async def test_damaged_tables_are_not_merged_on_request(tmp_path: Path, table: Table) -> None:
@@ -198,10 +196,8 @@ async def test_writers_do_not_wait_without_end_for_a_merge_of_a_damaged_table(
     use_small_tables(monkeypatch.setattr)
     small = slatedb._settings
 
-    def smaller(*, local: bool) -> Any:
-        settings = small(local=local)
-        settings.set("max_unflushed_bytes", str(2 * TABLE_BYTES))
-        return settings
+    def smaller(*, local: bool, young: int) -> dict[str, Any]:
+        return small(local=local, young=young) | {"max_unflushed_bytes": 2 * TABLE_BYTES}
 
     monkeypatch.setattr(slatedb, "_settings", smaller)
     engine = await open_engine(tmp_path)

@@ -1,4 +1,4 @@
-"""A disk that fills: appends are refused beforehand, and what frees space still works."""
+"""On a full disk, appends are rejected in advance, and operations that free space work."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
+from streamfold._native import EngineError
 from streamfold.errors import InvalidError, OutcomeUnknownError, StorageFullError
-from streamfold.model.names import StreamRef
 from streamfold.model.records import Record, fence_record, trim_record
 from streamfold.model.resources import Claim
-from streamfold.records.batch import RecordBatch
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskSpace, DiskUsage, is_disk_full
-from streamfold.store.log.admission import AppendRequest
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault
-from tests.store.conftest import BASIN, NO_GRACE, STREAM, Bench, bodies
-from tests.store.durable_streams import content, spec
+from tests.store.conftest import BASIN, NO_GRACE, STREAM, Bench, bodies, submit
+from tests.store.durable_streams import append_to, batches, spec
 from tests.store.engine import filling_disk
 
 EVERYTHING = ReadRequest(from_seq_num(0))
@@ -68,8 +65,6 @@ async def test_appends_to_a_full_disk_are_refused_and_nothing_happened(
         with pytest.raises(StorageFullError, match=r"255\.0 MiB free, and 256\.0 MiB") as caught:
             await store.append(BASIN, STREAM, records)
         assert (caught.value.code, caught.value.definite) == ("storage_full", True)
-    request = AppendRequest(StreamRef.parse(BASIN, STREAM), (RecordBatch.of(bodies("c")),))
-    assert store.appends.try_submit(request) is None
     assert (await store.check_tail(BASIN, STREAM)).seq_num == 2
 
 
@@ -99,15 +94,15 @@ async def test_appends_are_taken_again_as_soon_as_there_is_room(
 async def test_durable_streams_and_snapshots_take_nothing_more_either(
     store: StreamStore, disk: Disk
 ) -> None:
-    await store.durable.create(BASIN, "events", spec())
+    await store.stream(BASIN, "events").create(spec())
     disk.free = 0
     with pytest.raises(StorageFullError):
-        await store.durable.append(BASIN, "events", Claim(), content(b"c"))
+        await append_to(store, "events", Claim(), batches(b"c"))
     with pytest.raises(StorageFullError):
-        await store.durable.create(BASIN, "more", spec())
-    closed = await store.durable.append(BASIN, "events", Claim(close=True), content())
+        await store.stream(BASIN, "more").create(spec())
+    closed = await append_to(store, "events", Claim(close=True), batches())
     assert closed.closed
-    await store.durable.delete(BASIN, "events")
+    await store.stream(BASIN, "events").delete()
 
 
 async def test_a_disk_with_plenty_of_room_is_not_looked_at_for_each_append(
@@ -133,13 +128,13 @@ async def test_a_commit_that_finds_no_room_is_of_unknown_outcome_and_says_why(be
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
         bench.engine.hold()
-        under_way = asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies("a")))
+        under_way = asyncio.ensure_future(await submit(store, bodies("a")))
         for _ in range(5):
             await asyncio.sleep(0)
-        second = asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies("b")))
+        second = asyncio.ensure_future(await submit(store, bodies("b")))
         for _ in range(5):
             await asyncio.sleep(0)
-        unsent = asyncio.ensure_future(await store.submit(BASIN, STREAM, bodies("c")))
+        unsent = asyncio.ensure_future(await submit(store, bodies("c")))
         bench.engine.fail_next(CommitFault.FULL)
         bench.engine.resume()
         results = await asyncio.gather(under_way, second, unsent, return_exceptions=True)
@@ -149,15 +144,15 @@ async def test_a_commit_that_finds_no_room_is_of_unknown_outcome_and_says_why(be
         assert (await store.append(BASIN, STREAM, bodies("d"))).end.seq_num == 1
 
 
-# Upstream defect 18.
 @pytest.mark.parametrize(
     ("error", "full"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), True),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
         (OSError(errno.EIO, "Input/output error"), False),
-        (binding.Error.Unavailable("Unable to copy: No space left (os error 28)"), True),
-        (binding.Error.Unavailable("Unable to open: Too many open files (os error 24)"), False),
+        (EngineError("unavailable", "Unable to copy: No space left", errno.ENOSPC), True),
+        (EngineError("unavailable", "Unable to open: Too many open files", errno.EMFILE), False),
+        (EngineError("unavailable", "the connection was reset", None), False),
     ],
 )
 def test_errors_for_want_of_room_are_distinguished_from_others(

@@ -6,21 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
+from streamfold import _native
 from streamfold.errors import FormatUnsupportedError
-from streamfold.store.store import open_store
+from streamfold.store.engine.native import SlateDatabase, prepare_rows
+from streamfold.store.store import open_store, wall_clock
 from tests.cli.commands import Shell
 from tests.s3 import run_s3_server, s3_client
 
 
 async def write_as_s2_lite(root: Path, path: str) -> None:
     """A database of SlateDB where s2-lite keeps its own: in the location itself."""
-    builder = binding.ObjectStoreBuilder(binding.ObjectStoreType.LOCAL)
-    builder.with_config("local_path", str(root))
-    db = await binding.DbBuilder(path, builder.build()).build()
-    await (await db.put(b"\x01some-basin", b"{}")).await_durable()
-    await db.shutdown()
+    storage = _native.Storage.local(str(root), syncs_log=False)
+    database = await SlateDatabase.open(storage, path, {}, _native.Clock(wall_clock()), 1 << 20)
+    await database.commit(prepare_rows([(b"\x01some-basin", b"{}")]))
+    await database.close(flush=True)
 
 
 def files(folder: Path) -> list[Path]:

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.errors import StorageError
 from streamfold.model.records import Record, trim_record
@@ -14,6 +13,7 @@ from streamfold.store.engine import freeze as freezing
 from streamfold.store.engine import slatedb_tables
 from streamfold.store.engine.freeze import freeze, is_frozen
 from streamfold.store.engine.location import open_location
+from streamfold.store.engine.native import SlateManifest
 from streamfold.store.engine.slatedb import open_admin
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
@@ -87,7 +87,7 @@ async def test_log_files_stay_while_frozen(tmp_path: Path) -> None:
             await engine.flush()
             await engine.collect()
             assert all(path.exists() for path in needed)
-            assert int(min(needed).stem) > held.manifest.replay_after_wal_id
+            assert int(min(needed).stem) > held.manifest.replay_after
         await store.append(BASIN, "s", [Record(b"more")])
         await engine.flush()
         await engine.collect()
@@ -134,13 +134,12 @@ async def test_a_freeze_ends_with_its_process(tmp_path: Path) -> None:
         async with freeze(admin):
             assert await is_frozen(admin)
         assert not await is_frozen(admin)
-        options = binding.CheckpointOptions(lifetime_ms=1, source=None, name=freezing._NAME)
-        await admin.create_detached_checkpoint(options)
+        await admin.create_checkpoint(freezing._NAME, 1)
         assert not await is_frozen(admin)
 
 
 def test_a_freeze_that_could_not_be_renewed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = freezing.Freeze(None)
+    held = freezing.Freeze(SlateManifest(1, 1, 0, 0, 0, None, [], [], []))
     held.check()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 541)

@@ -1,4 +1,4 @@
-"""One process writes a folder: a second opening is refused, whoever holds a lock is named."""
+"""A folder has one writer. A second opening is rejected and names the lock's owner."""
 
 from __future__ import annotations
 

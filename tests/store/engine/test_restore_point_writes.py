@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streamfold._native import write_range
 from streamfold.errors import DeviceFailedError
 from streamfold.store.engine import partial_io
 from streamfold.store.engine.engine import commit_rows
@@ -20,27 +20,21 @@ from streamfold.store.engine.slatedb import SlateEngine
 PART = 1 << 20
 TABLE_ROWS = [(b"%d" % number, os.urandom(PART)) for number in range(3)]
 
-pytestmark = pytest.mark.skipif(
-    partial_io._sync_file_range is None, reason="the system cannot write parts of a file"
-)
-
 
 class Device:
     """The real system call and the real sync, with a record of both."""
 
     def __init__(self) -> None:
-        self.call = partial_io._sync_file_range
         self.failure = 0
         #: File name to the parts that were written, and None for a sync.
         self.written: dict[str, list[tuple[int, int] | None]] = {}
 
-    def write_part(self, handle: int, start: int, size: int, flags: int) -> int:
+    def write_range(self, handle: int, start: int, size: int) -> None:
         if self.failure:
-            ctypes.set_errno(self.failure)
-            return -1
+            raise OSError(self.failure, os.strerror(self.failure))
         name = Path(f"/proc/self/fd/{handle}").readlink().name
         self.written.setdefault(name, []).append((start, size))
-        return int(self.call(handle, start, size, flags))
+        write_range(handle, start, size)
 
     def sync(self, path: Path) -> None:
         self.written.setdefault(path.name, []).append(None)
@@ -50,7 +44,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    monkeypatch.setattr(partial_io, "_sync_file_range", device.write_part)
+    monkeypatch.setattr(partial_io, "write_range", device.write_range)
     return device
 
 

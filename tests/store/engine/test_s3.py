@@ -249,7 +249,6 @@ async def test_a_start_gives_up_storage_that_keeps_failing(
 SILENCE = StoreSettings(commit_timeout=3600, recovery_timeout=60)
 
 
-# Upstream defect 3.
 async def test_a_write_that_storage_denies_is_answered_before_the_timeout_for_silence(
     far: Location, proxy: StorageProxy
 ) -> None:

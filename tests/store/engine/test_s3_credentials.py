@@ -1,26 +1,21 @@
-"""A store on S3 with credentials that expire, and with what makes a bucket unusable."""
+"""A store on S3 with expiring credentials and unusable buckets."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import stat
-import urllib.error
-import urllib.request
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from streamfold.errors import StorageError
+from streamfold._native import Credentials, Storage
+from streamfold.errors import StorageError, StreamfoldError
 from streamfold.model.records import Record
-from streamfold.store import ReadRequest, from_seq_num, open_store
+from streamfold.store import ReadRequest, StreamStore, from_seq_num, open_store
 from streamfold.store.engine.location import open_location
-from streamfold.store.engine.s3_access import CredentialEndpoint
+from streamfold.store.engine.native import EngineError, WalReader
 from tests.s3_gate import Gate, issued, prepare_home
-
-if TYPE_CHECKING:  # exists only in obstore's stubs
-    from obstore.store import S3Credential
 
 REF = ("test-basin", "orders")
 
@@ -115,17 +110,30 @@ async def test_what_makes_a_bucket_unusable_is_said_before_it_is_opened(
             pass
 
 
-def test_credentials_are_refused_without_the_token() -> None:
-    def never() -> S3Credential:
-        raise AssertionError("credentials were asked for")
+async def append_until_refused(store: StreamStore) -> None:
+    """Append without end: keys that were asked for just before may serve one more request."""
+    while True:
+        await store.append(*REF, [Record(b"lost")])
 
-    endpoint = CredentialEndpoint(never)
-    config = endpoint.config()
-    token = Path(config["container_authorization_token_file"])
-    assert stat.S_IMODE(token.parent.stat().st_mode) == 0o700
-    for headers in ({}, {"Authorization": "guess"}):
-        request = urllib.request.Request(config["container_credentials_full_uri"], headers=headers)
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(request, timeout=60)
-    endpoint.close()
-    assert not token.exists()
+
+async def test_a_request_fails_while_no_keys_can_be_had(process_profile: Path, gate: Gate) -> None:
+    gate.keys = {"FIRST"}
+    issue(process_profile, "FIRST")
+    url = f"s3://{gate.bucket}/no-keys"
+    async with open_store(url) as store:
+        await store.create_basin(REF[0])
+        await store.create_stream(*REF)
+        process_profile.unlink()  # noqa: ASYNC240
+        with pytest.raises(StreamfoldError):
+            await append_until_refused(store)
+        issue(process_profile, "FIRST")
+
+
+async def test_requests_fail_once_nobody_provides_keys_any_more(gate: Gate) -> None:
+    keys = Credentials()
+    options = {"bucket": gate.bucket, "region": gate.region, "endpoint": gate.endpoint}
+    log = WalReader(Storage.s3({**options, "allow_http": "true"}, keys), "closed")
+    keys.close()
+    with pytest.raises(EngineError, match="the store was closed"):
+        async with asyncio.timeout(60):
+            await log.files(0)

@@ -1,1 +1,1 @@
-"""Data directories that former versions wrote, one folder per format, and what they hold."""
+"""Stores written by former versions, one folder per format, and their contents."""

@@ -1,4 +1,4 @@
-"""What a golden store holds: how it is written, and how it is described."""
+"""The contents of a golden store: how they are written and described."""
 
 from __future__ import annotations
 

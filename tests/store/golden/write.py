@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-from slatedb.uniffi._slatedb_uniffi import slatedb as binding
 
 from streamfold.store.engine.local_disk import LocalDisk
 from streamfold.store.engine.location import open_location
@@ -55,9 +54,7 @@ async def _write(folder: Path, target: Path) -> None:
         await content.write_tables(store)
         slate = engines[0].inner
         assert isinstance(slate, SlateEngine)
-        await slate._db.flush_with_options(
-            binding.FlushOptions(flush_type=binding.FlushType.MEM_TABLE)
-        )
+        await slate.flush()
         await content.write_log(store)
         await store.delete_basin(content.GOING)
         await store.delete_stream(content.PLAIN, "going")

@@ -1,4 +1,4 @@
-"""A check names what is damaged, with its stream and its records, and nothing else."""
+"""A check names all damage by stream and record, and nothing else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def fill(store: StreamStore) -> None:
     await create(store, "fork", fork=fork_of("source", 3))
     await append_text(store, "fork", 9)
     new = publication(2, b"the state" * 1000, digest=SnapshotDigest("a/b"))
-    await store.durable.publish(BASIN, "source", new)
+    await store.stream(BASIN, "source").snapshots.publish(new)
     await store.account.issue_access_token(AccessToken("mine", SCOPE))
     await store.documents.put("kind", "id", b"content")
     await store.upkeep()
@@ -256,8 +256,8 @@ async def test_a_chunk_that_is_gone_is_a_gap(folder: Path) -> None:
 @pytest.mark.parametrize("last", [1, 11])
 async def test_the_first_and_the_last_chunk_are_missed_too(folder: Path, last: int) -> None:
     rows_id = await stream_id(folder, "rows")
-    held = rows.decode(await stored(folder, keys.held(rows_id)), HeldRow)
-    await change(folder, (keys.chunk(rows_id, last), None), (keys.held(rows_id), None))
+    held = rows.decode(await stored(folder, keys.stream_bytes(rows_id)), HeldRow)
+    await change(folder, (keys.chunk(rows_id, last), None), (keys.stream_bytes(rows_id), None))
     assert held.counted_to == 12
     finding = only(await checked(folder), "records_missing")
     assert (finding.stream, finding.first_seq_num, finding.next_seq_num) == (
@@ -311,7 +311,7 @@ async def test_records_that_only_a_fork_needs_are_missed(folder: Path) -> None:
         await store.append(BASIN, "source", [trim_record(5)])
         await store.upkeep()
     assert (await checked(folder)).findings == []
-    await change(folder, (keys.chunk(source, 1), None), (keys.held(source), None))
+    await change(folder, (keys.chunk(source, 1), None), (keys.stream_bytes(source), None))
     finding = only(await checked(folder), "records_missing")
     assert (finding.stream, finding.first_seq_num, finding.next_seq_num) == ("fork", 1, 2)
     assert "inherits from stream 'source'" in finding.message
@@ -378,9 +378,9 @@ async def test_a_token_that_is_accepted_but_not_listed_is_found(folder: Path) ->
 
 async def test_bytes_that_are_counted_wrongly_are_a_warning(folder: Path) -> None:
     rows_id = await stream_id(folder, "rows")
-    held = rows.decode(await stored(folder, keys.held(rows_id)), HeldRow)
-    wrong = HeldRow(held.counted_to, held.held + 1, held.hour, held.course)
-    await change(folder, (keys.held(rows_id), rows.encode(wrong)))
+    held = rows.decode(await stored(folder, keys.stream_bytes(rows_id)), HeldRow)
+    wrong = HeldRow(held.counted_to, held.size + 1, held.hour, held.course)
+    await change(folder, (keys.stream_bytes(rows_id), rows.encode(wrong)))
     assert only(await checked(folder), "held_wrong").stream == "rows"
 
 

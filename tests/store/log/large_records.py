@@ -1,4 +1,4 @@
-"""Records that are large enough for a file, and what tests of chunk files share."""
+"""Records large enough for a chunk file, and shared code of chunk file tests."""
 
 from __future__ import annotations
 

@@ -13,20 +13,18 @@ from streamfold.errors import (
     StreamfoldError,
 )
 from streamfold.model.configs import StreamConfigLayer, StreamReconfiguration, TimestampMode
-from streamfold.model.names import StreamRef
 from streamfold.model.records import Header, Record, fence_record, trim_record
 from streamfold.model.resources import OCTETS, Claim
 from streamfold.records.batch import RecordBatch
 from streamfold.store import keys
-from streamfold.store.catalog.creation import prepared
-from streamfold.store.engine.engine import Batch
+from streamfold.store.engine.engine import WriteBatch
 from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
-from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies
-from tests.store.durable_streams import create
+from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies, later, submit
+from tests.store.durable_streams import append_to, create
 
 EVERYTHING = ReadRequest(from_seq_num(0))
 
@@ -212,7 +210,7 @@ async def test_acks_come_in_order_with_several_commits_under_way(
     acked: list[int] = []
     tickets = []
     for index in range(100):
-        ticket = await store.submit(BASIN, STREAM, bodies(str(index)))
+        ticket = await submit(store, bodies(str(index)))
         tickets.append(asyncio.ensure_future(ticket))
         tickets[-1].add_done_callback(lambda done: acked.append(done.result().start.seq_num))
         if index % 10 == 0:
@@ -227,9 +225,9 @@ async def test_appends_wait_for_room_when_too_much_is_unacknowledged(bench: Benc
         await store.create_stream(BASIN, STREAM)
         bench.engine.hold()
         large = [Record(b"x" * 600_000)]
-        first = await store.submit(BASIN, STREAM, large)
-        second = asyncio.create_task(store.submit(BASIN, STREAM, large))
-        third = asyncio.create_task(store.submit(BASIN, STREAM, bodies("small")))
+        first = await submit(store, large)
+        second = asyncio.create_task(submit(store, large))
+        third = asyncio.create_task(submit(store, bodies("small")))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not second.done()
@@ -263,22 +261,22 @@ async def test_appends_keep_their_order_when_callers_between_them_go(
         await fills
         acks = [await task for name, task in tasks.items() if name not in gone]
         assert [ack.start.seq_num for ack in acks] == list(range(1, len(acks) + 1))
-        assert not store.appends._undecided
+        assert not store._queues._queues
 
 
 async def test_an_append_that_is_larger_than_the_room_for_all_gets_in_alone(bench: Bench) -> None:
     async with bench.store(StoreSettings(inflight_bytes=1 << 20)) as store:
         await store.create_basin(BASIN)
         await create(store, STREAM)
-        large = prepared([RecordBatch.of([Record(bytes(600_000))])] * 3)
+        large = [RecordBatch.of([Record(bytes(600_000))])] * 3
         bench.engine.hold()
         appends = [
             asyncio.create_task(store.append(BASIN, STREAM, bodies("before"))),
-            asyncio.create_task(store.durable.append(BASIN, STREAM, Claim(OCTETS), large)),
+            asyncio.create_task(append_to(store, STREAM, Claim(OCTETS), large)),
             asyncio.create_task(store.append(BASIN, STREAM, bodies("after"))),
         ]
         await asyncio.sleep(0.1)
-        assert store.queue.waiting == 2
+        assert store.queue.waiting == 1  # the other is behind it in the queue of their stream
         bench.engine.resume()
         async with asyncio.timeout(60):
             await asyncio.gather(*appends)
@@ -311,7 +309,7 @@ async def test_nothing_is_acknowledged_or_readable_before_it_is_durable(
 ) -> None:
     await store.append(BASIN, STREAM, bodies("a"))
     bench.engine.hold()
-    ticket = await store.submit(BASIN, STREAM, bodies("b"))
+    ticket = await submit(store, bodies("b"))
     for _ in range(20):
         await asyncio.sleep(0)
     assert (await store.check_tail(BASIN, STREAM)).seq_num == 1
@@ -326,7 +324,7 @@ async def test_a_refusal_that_rests_on_undurable_state_waits_for_it(
     store: StreamStore, bench: Bench
 ) -> None:
     bench.engine.hold()
-    ticket = await store.submit(BASIN, STREAM, bodies("a"))
+    ticket = await submit(store, bodies("a"))
     refused = asyncio.create_task(store.append(BASIN, STREAM, bodies("b"), match_seq_num=0))
     for _ in range(20):
         await asyncio.sleep(0)
@@ -343,7 +341,7 @@ async def test_a_refusal_comes_although_others_never_stop_appending(
     commit = bench.engine.inner.commit
     begun: list[asyncio.Future[None]] = []
 
-    async def commit_after_the_next_has_begun(batch: Batch) -> None:
+    async def commit_after_the_next_has_begun(batch: WriteBatch) -> None:
         if any(keys.is_chunk(key) for key, _ in batch.ops):
             begun.append(asyncio.get_running_loop().create_future())
             await begun[-1]
@@ -373,7 +371,7 @@ async def test_a_deletion_comes_after_the_appends_accepted_before_it(
     store: StreamStore, bench: Bench
 ) -> None:
     bench.engine.hold()
-    ticket = await store.submit(BASIN, STREAM, bodies("a"))
+    ticket = await submit(store, bodies("a"))
     deletion = asyncio.create_task(store.delete_stream(BASIN, STREAM))
     await asyncio.sleep(0)
     late = asyncio.create_task(store.append(BASIN, STREAM, bodies("b")))
@@ -387,7 +385,7 @@ async def test_a_deletion_comes_after_the_appends_accepted_before_it(
         await late
 
 
-def any_append(chance: Random, ref: StreamRef) -> AppendRequest:
+def any_append(chance: Random) -> AppendRequest:
     """One or two batches, some of them with conditions that hold or do not."""
     records = [
         *bodies(*(chance.randbytes(3).hex() for _ in range(chance.randint(1, 2)))),
@@ -399,7 +397,6 @@ def any_append(chance: Random, ref: StreamRef) -> AppendRequest:
     count = chance.choice((1, 1, 2))
     batches = [chance.sample(records, chance.choice((1, 1, 3))) for _ in range(count)]
     return AppendRequest(
-        ref,
         tuple(RecordBatch.of(batch) for batch in batches),
         match_seq_num=chance.choice((None, None, None, 0, 3)),
         fencing_token=chance.choice((None, None, None, "a", "b")),
@@ -407,23 +404,23 @@ def any_append(chance: Random, ref: StreamRef) -> AppendRequest:
 
 
 @pytest.mark.parametrize("mode", [None, *TimestampMode])
-async def test_the_attempt_that_never_waits_agrees_with_the_way_that_may(
+async def test_an_append_that_waits_in_the_queue_has_the_outcome_of_one_that_does_not(
     store: StreamStore, mode: TimestampMode | None
 ) -> None:
     layer = StreamConfigLayer(timestamp_mode=mode)
-    await store.create_stream(BASIN, "attempts", layer)
-    await store.create_stream(BASIN, "waits", layer)
     outcomes: list[list[AppendAck | str]] = []
-    for stream, attempts in (("attempts", True), ("waits", False)):
-        chance = Random(7)
+    for name in ("at once", "queued"):
+        await store.create_stream(BASIN, name, layer)
+        stream, chance = store.stream(BASIN, name), Random(7)
         outcome: list[AppendAck | str] = []
         for _ in range(60):
-            append = any_append(chance, StreamRef.parse(BASIN, stream))
+            request = any_append(chance)
             try:
-                ack = store.appends.try_submit(append) if attempts else None
-                outcome.append(await (ack or await store.appends.submit(append)))
+                outcome.append(
+                    await stream.submit(request if name == "at once" else later(request)).ack
+                )
             except StreamfoldError as error:
                 outcome.append(f"{error.code}: {error.message}")
         outcomes.append(outcome)
     assert outcomes[0] == outcomes[1]
-    assert await read_bodies(store, "attempts") == await read_bodies(store, "waits")
+    assert await read_bodies(store, "at once") == await read_bodies(store, "queued")

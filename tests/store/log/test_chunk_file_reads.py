@@ -1,4 +1,4 @@
-"""Readers get what is in chunk files, whatever happens to the files meanwhile."""
+"""Readers get the records in chunk files, whatever happens to the files meanwhile."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ from streamfold.store.read.requests import ReadRequest, from_seq_num, from_times
 from streamfold.store.read_only import open_read_only
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import open_store
-from streamfold.testing.blob_faults import (
-    FaultyBlobStore,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore
+from streamfold.testing.faults import ScriptedFaults
 from tests.store.conftest import BASIN, EPOCH, STREAM, Bench
 from tests.store.durable_streams import append, create, fork_of, read
 from tests.store.log.large_records import LARGE, SETTINGS, bodies, names, prepare

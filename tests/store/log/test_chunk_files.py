@@ -21,21 +21,16 @@ from streamfold.errors import (
 )
 from streamfold.model.records import Record, trim_record
 from streamfold.store import keys
-from streamfold.store.engine.engine import Batch, Engine, Op, commit_rows
+from streamfold.store.engine.engine import Engine, Op, WriteBatch, commit_rows
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
 from streamfold.store.leftovers import Leftovers
 from streamfold.store.log import chunks
 from streamfold.store.log.chunk_files import ChunkFiles, FileName
 from streamfold.store.store import open_store
-from streamfold.testing.blob_faults import (
-    Fault,
-    FaultKind,
-    FaultyBlobStore,
-    Operation,
-    ScriptedFaults,
-)
+from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
+from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
 from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock
 from tests.store.log.large_records import LARGE, LIMITS, SETTINGS, bodies, names, prepare
 
@@ -133,7 +128,7 @@ class UnsyncedEngine(FaultyEngine):
         #: Set by a commit without rows, which only waits for those before it.
         self._on_empty = on_empty
 
-    async def commit(self, batch: Batch) -> None:
+    async def commit(self, batch: WriteBatch) -> None:
         await super().commit(batch)
         if not batch.ops:
             self._on_empty.set()
@@ -359,17 +354,17 @@ async def test_a_commit_does_not_overtake_one_that_cannot_be_built(bench: Bench)
         building, may_fail = threading.Event(), threading.Event()
         prepare_rows = engine.prepare
 
-        def fail_once(ops: list[Op]) -> Batch:
+        def fail_once(ops: list[Op]) -> WriteBatch:
             if building.is_set():
                 return prepare_rows(ops)
             building.set()
             may_fail.wait()
             raise StorageError("injected: the rows cannot be prepared")
 
-        reached: list[Batch] = []
+        reached: list[WriteBatch] = []
         commit_batch = engine.commit
 
-        async def commit(batch: Batch) -> None:
+        async def commit(batch: WriteBatch) -> None:
             reached.append(batch)
             await commit_batch(batch)
 

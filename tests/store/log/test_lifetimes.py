@@ -17,7 +17,7 @@ from tests.store.durable_streams import append, create, read
 
 async def gone(store: StreamStore, stream: str = "s") -> bool:
     try:
-        await store.durable.status(BASIN, stream)
+        await store.stream(BASIN, stream).status()
     except StreamNotFoundError:
         return True
     return False
@@ -157,7 +157,7 @@ async def test_a_name_that_is_used_again_is_another_stream(
         first, _ = await create(store, "s", b"old", ttl=100)
         await append(store, "s", b"old", producer=("p", 5, 0), seq="z", close=True)
         if way == "deleted":
-            await store.durable.delete(BASIN, "s")
+            await store.stream(BASIN, "s").delete()
         else:
             clock.pass_seconds(100)
         second, created = await create(store, "s", b"new", content_type="text/plain")
@@ -169,7 +169,7 @@ async def test_a_name_that_is_used_again_is_another_stream(
     async with bench.store() as store:
         await store.upkeep()
         assert await read(store, "s") == [b"new"]
-        status = await store.durable.status(BASIN, "s")
+        status = await store.stream(BASIN, "s").status()
         assert (status.id, status.traits.content_type) == (second.id, "text/plain")
 
 

@@ -1,4 +1,4 @@
-"""Recent records in memory take no more than their bound says, whatever was forgotten before."""
+"""Recent records in memory stay within their bound."""
 
 from __future__ import annotations
 

@@ -156,16 +156,16 @@ async def test_durable_streams_report_and_refuse_what_is_too_old(
     await store.reconfigure_stream(BASIN, "s", StreamReconfiguration(retention=3600))
     clock.pass_seconds(1800)
     await append(store, "s", b"1")
-    await store.durable.publish(BASIN, "s", publication(1))
+    await store.stream(BASIN, "s").snapshots.publish(publication(1))
     clock.pass_seconds(1801)
-    assert (await store.durable.status(BASIN, "s")).first == 1
+    assert (await store.stream(BASIN, "s").status()).first == 1
     with pytest.raises(PositionTrimmedError):
         await read(store, "s", 0)
     assert await read(store, "s", 1) == [b"1"]
-    assert await store.durable.snapshot(BASIN, "s", 1) is not None
+    assert await store.stream(BASIN, "s").snapshots.find(1) is not None
     clock.pass_seconds(1800)
     with pytest.raises(SnapshotNotFoundError):  # nothing can be followed from there
-        await store.durable.snapshot(BASIN, "s", 1)
+        await store.stream(BASIN, "s").snapshots.find(1)
 
 
 async def test_a_fork_forgets_what_it_inherited_by_its_own_retention(
@@ -177,7 +177,7 @@ async def test_a_fork_forgets_what_it_inherited_by_its_own_retention(
     await create(store, "fork", b"own", fork=fork_of("source", 2))
     await store.reconfigure_stream(BASIN, "fork", StreamReconfiguration(retention=3600))
     clock.pass_seconds(1801)
-    assert (await store.durable.status(BASIN, "fork")).first == 1
+    assert (await store.stream(BASIN, "fork").status()).first == 1
     assert await read(store, "fork", 1) == [b"1", b"own"]
     assert await read(store, "source", 0) == [b"0", b"1"]
     await store.upkeep()

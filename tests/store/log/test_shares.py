@@ -1,4 +1,4 @@
-"""What a commit carries is built without holding the event loop."""
+"""A commit's contents are built without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from threading import get_ident
 import pytest
 
 from streamfold.store.catalog.documents import DOCUMENT_MAX
-from streamfold.store.engine.engine import Batch, Op
+from streamfold.store.engine.engine import Op, WriteBatch
 from tests.store.conftest import Bench
 
 
@@ -17,7 +17,7 @@ async def test_large_rows_are_copied_in_a_thread(
     async with bench.store() as store:
         prepare, threads = bench.engine.prepare, dict[int, int]()
 
-        def watched(ops: list[Op]) -> Batch:
+        def watched(ops: list[Op]) -> WriteBatch:
             threads[max(len(value or b"") for _, value in ops)] = get_ident()
             return prepare(ops)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -21,19 +21,19 @@ from streamfold.errors import (
     StreamSeqError,
     TooLargeError,
 )
-from streamfold.model.names import StreamRef
 from streamfold.model.records import Record
 from streamfold.model.resources import OCTETS, Claim, Producer
 from streamfold.records.batch import RecordBatch
 from streamfold.store import mount
-from streamfold.store.durable_streams import Appended, prepared
+from streamfold.store.append_queues import AppendOutcome
+from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.terms import PRODUCER_IDLE, PRODUCERS_MAX, Terms
 from streamfold.store.rows import StateRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, Bench, Clock
-from tests.store.durable_streams import append, content, create, read
+from tests.store.durable_streams import append, append_to, batches, create, read
 
 #: Storage that is given up after a failure comes back at once.
 QUICK = StoreSettings(recovery_timeout=30.0)
@@ -46,7 +46,7 @@ async def test_everything_that_an_append_changes_survives_a_restart(bench: Bench
         await append(store, "s", b"0", producer=("p", 7, 0), seq="m")
         await append(store, "s", b"1", producer=("p", 7, 1), close=True)
     async with bench.store() as store:
-        status = await store.durable.status(BASIN, "s")
+        status = await store.stream(BASIN, "s").status()
         assert (status.tail, status.closed) == (2, True)
         again = await append(store, "s", b"other", producer=("p", 7, 1), close=True)
         assert (again.repeated, again.closed) == (True, True)
@@ -102,7 +102,7 @@ async def test_a_failed_commit_moves_all_of_it_or_nothing(
         bench.engine.fail_next(fault)
         with pytest.raises(OutcomeUnknownError):
             await append(store, "s", *bodies, producer=("p", 1, 1), seq="b", close=True)
-        status = await store.durable.status(BASIN, "s")
+        status = await store.stream(BASIN, "s").status()
         written = fault is CommitFault.AFTER
         assert status.closed is written
         assert await read(store, "s") == [b"0", *(bodies if written else ())]
@@ -123,7 +123,7 @@ async def test_a_refusal_is_not_sent_before_the_state_behind_it_is_durable(bench
         repeated = asyncio.create_task(append(store, "s", close=True))
         done, _ = await asyncio.wait({refused, repeated, closing}, timeout=0.2)
         assert not done
-        assert not (await store.durable.status(BASIN, "s")).closed
+        assert not (await store.stream(BASIN, "s").status()).closed
         bench.engine.resume()
         assert (await closing).closed
         with pytest.raises(StreamClosedError):
@@ -152,14 +152,18 @@ async def test_a_refusal_is_unknown_when_what_it_rests_on_was_lost(bench: Bench)
 async def test_content_that_cannot_be_made_moves_nothing(store: StreamStore) -> None:
     await create(store, "s")
 
-    async def broken(content_type: str) -> list[RecordBatch]:
-        assert content_type == OCTETS
+    def broken() -> Sequence[RecordBatch]:
         raise InvalidError("not what the stream takes")
 
+    async def broken_later() -> Sequence[RecordBatch]:
+        return broken()
+
     claim = Claim(OCTETS, Producer("p", 0, 0), "a", close=True)
-    with pytest.raises(InvalidError):
-        await store.durable.append(BASIN, "s", claim, broken)
-    status = await store.durable.status(BASIN, "s")
+    for content in (broken, asyncio.ensure_future(broken_later())):
+        request = AppendRequest(content=content, claim=claim)
+        with pytest.raises(InvalidError):
+            await store.stream(BASIN, "s").submit(request).ack
+    status = await store.stream(BASIN, "s").status()
     assert (status.tail, status.closed) == (0, False)
     assert not (await append(store, "s", b"0", producer=("p", 0, 0), seq="a")).repeated
 
@@ -168,10 +172,10 @@ async def test_an_append_of_many_batches_is_one(bench: Bench) -> None:
     async with bench.store() as store:
         await store.create_basin(BASIN)
         await create(store, "s")
-        batches = [*await content(*[b"x"] * 1000)("")] * 3
+        thrice = batches(*[b"x"] * 1000) * 3
         claim = Claim(OCTETS, Producer("p", 0, 0))
         before = len(bench.engine.commits)
-        done = await store.durable.append(BASIN, "s", claim, prepared(batches))
+        done = await append_to(store, "s", claim, thrice)
         assert done.tail == 3000
         with_records = [
             ops for ops in bench.engine.commits[before:] if any(op[0][:1] == b"\x04" for op in ops)
@@ -181,10 +185,10 @@ async def test_an_append_of_many_batches_is_one(bench: Bench) -> None:
 
 async def test_too_large_an_append_moves_nothing(store: StreamStore) -> None:
     await create(store, "s")
-    batches = [*await content(b"x" * 1_000_000)("")] * 40
+    too_many = batches(b"x" * 1_000_000) * 40
     claim = Claim(OCTETS, Producer("p", 0, 0))
     with pytest.raises(TooLargeError):
-        await store.durable.append(BASIN, "s", claim, prepared(batches))
+        await append_to(store, "s", claim, too_many)
     assert not (await append(store, "s", b"0", producer=("p", 0, 0))).repeated
 
 
@@ -272,39 +276,37 @@ def any_claim(chance: Random, *, close: bool) -> Claim:
     return Claim(content_type, producer, chance.choice((None, None, "a", "b")), close)
 
 
-def make(batches: list[RecordBatch]) -> Callable[[str], list[RecordBatch]]:
-    return lambda content_type: batches
-
-
 @pytest.mark.parametrize("seed", range(4))
-async def test_the_attempt_that_never_waits_agrees_with_the_append_that_may(
+async def test_an_append_that_waits_for_its_content_has_the_outcome_of_one_that_does_not(
     store: StreamStore, seed: int
 ) -> None:
-    outcomes: list[list[Appended | str]] = []
-    for stream, attempts in (("attempts", True), ("waits", False)):
+    outcomes: list[list[AppendOutcome | str]] = []
+    for stream in ("ready", "later"):
         await create(store, stream)
         chance = Random(seed)
-        outcome: list[Appended | str] = []
+        outcome: list[AppendOutcome | str] = []
         for number in range(40):
             claim, body = any_claim(chance, close=number == 35), b"%d" % number
-            batches = [RecordBatch.of([Record(body)])]
-            ref, pending = StreamRef.parse(BASIN, stream), None
+
+            def content(body: bytes = body) -> Sequence[RecordBatch]:
+                return batches(body)
+
+            async def content_later(body: bytes = body) -> Sequence[RecordBatch]:
+                return batches(body)
+
+            request = AppendRequest(
+                content=content if stream == "ready" else asyncio.ensure_future(content_later()),
+                claim=claim,
+            )
             try:
-                if attempts:
-                    pending = store.durable.try_append(ref, claim, make(batches))
-                if pending is None:
-                    outcome.append(
-                        await store.durable.append(BASIN, stream, claim, prepared(batches))
-                    )
-                else:
-                    outcome.append(await pending.durable())
+                outcome.append(await store.stream(BASIN, stream).submit(request).appended())
             except StreamfoldError as error:
                 outcome.append(f"{error.code}: {error.message}")
         outcomes.append(outcome)
-    assert [str(one).replace("attempts", "waits") for one in outcomes[0]] == list(
+    assert [str(one).replace("ready", "later") for one in outcomes[0]] == list(
         map(str, outcomes[1])
     )
-    assert await read(store, "attempts") == await read(store, "waits")
+    assert await read(store, "ready") == await read(store, "later")
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["refused", "repeated"])

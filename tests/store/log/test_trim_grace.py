@@ -1,4 +1,4 @@
-"""What readers get of records that a command has trimmed, and for how long storage keeps them."""
+"""How long trimmed records remain readable and stored."""
 
 from __future__ import annotations
 
@@ -127,13 +127,13 @@ async def test_a_trim_that_a_snapshot_stands_for_is_in_effect_at_once(store: Str
     await create(store, "s", b"0")
     for number in range(1, 4):
         await append(store, "s", b"%d" % number)
-    await store.durable.publish(BASIN, "s", publication(3))
+    await store.stream(BASIN, "s").snapshots.publish(publication(3))
     await store.append(BASIN, "s", [trim_record(1)])
     assert await read(store, "s", 0) == [b"0", b"1", b"2", b"3", (1).to_bytes(8, "big")]
-    await store.durable.retain(BASIN, "s", 2, whole_appends=True)
+    await store.stream(BASIN, "s").snapshots.retain(2, whole_appends=True)
     with pytest.raises(PositionTrimmedError):
         await read(store, "s", 1)
-    assert (await store.durable.status(BASIN, "s")).first == 2
+    assert (await store.stream(BASIN, "s").status()).first == 2
 
 
 async def test_a_position_within_a_grace_is_reported_as_trimmed_and_cannot_be_forked(
@@ -142,7 +142,7 @@ async def test_a_position_within_a_grace_is_reported_as_trimmed_and_cannot_be_fo
     await create(store, "a", b"0")
     await append(store, "a", b"1")
     await store.append(BASIN, "a", [trim_record(1)])
-    assert (await store.durable.status(BASIN, "a")).first == 1
+    assert (await store.stream(BASIN, "a").status()).first == 1
     assert (await read(store, "a", 0))[:2] == [b"0", b"1"]
     with pytest.raises(PositionTrimmedError):
         await create(store, "b", fork=fork_of("a", 0))

@@ -1,4 +1,4 @@
-"""Many followers of one stream: what they share, and what each of them still gets for itself."""
+"""Many followers of one stream: shared work, and separate positions and limits."""
 
 from __future__ import annotations
 

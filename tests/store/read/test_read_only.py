@@ -1,4 +1,4 @@
-"""A store that is read beside its server: what is trimmed meanwhile is left out, and nothing else."""
+"""A store read alongside its server omits only records trimmed meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletions that damaged storage keeps from ending: they wait for the next pass."""
+"""Deletions blocked by damaged storage wait for the next pass."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from streamfold.model.names import StreamRef
 from streamfold.store import keys
-from streamfold.store.upkeep.due_ranges import NEVER, DueRanges, Visit
+from streamfold.store.upkeep.due import NEVER, DueRanges, Visit
 from tests.proving import seeds
 from tests.store.conftest import BASIN
 

@@ -1,4 +1,4 @@
-"""Space comes back: what is trimmed, expired or deleted leaves storage without further writes."""
+"""Trimmed, expired and deleted records leave storage without further writes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from streamfold.model.records import Record, trim_record
 from streamfold.store import keys, rows
 from streamfold.store.engine import location, slatedb_tables
 from streamfold.store.engine.disk_space import RESERVE_BYTES, DiskUsage
-from streamfold.store.engine.engine import Run, TableDamagedError, commit_rows, first_row
+from streamfold.store.engine.engine import TableDamagedError, TableRun, commit_rows, first_row
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import SlateEngine
-from streamfold.store.engine.slatedb_binding import read_manifest
 from streamfold.store.rows import SpaceRow
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
@@ -276,18 +275,6 @@ async def test_a_scan_outlives_the_tables_that_it_began_with(
     await engine.close()
 
 
-async def test_a_large_manifest_is_read_as_it_is(tmp_path: Path) -> None:
-    engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
-    for number in range(10):
-        await commit_rows(engine, [(b"%04d" % number, bytes(BODY_BYTES))])
-        await engine.flush()
-    newest = await read_manifest(engine._admin)
-    assert newest.l0
-    assert newest == await engine._admin.read_manifest(newest.id)
-    assert await read_manifest(engine._admin, newest.id) == newest
-    await engine.close()
-
-
 async def test_manifests_are_deleted_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,9 +314,9 @@ async def test_a_row_that_cannot_be_read_ends_a_scan(tmp_path: Path) -> None:
     await engine.close(flush=False)
 
 
-def runs(*sizes: int) -> tuple[Run, ...]:
+def runs(*sizes: int) -> tuple[TableRun, ...]:
     """Runs of these sizes, the newest first."""
-    return tuple(Run(len(sizes) - index, size) for index, size in enumerate(sizes))
+    return tuple(TableRun(len(sizes) - index, size) for index, size in enumerate(sizes))
 
 
 @pytest.mark.parametrize(
@@ -354,16 +341,16 @@ def test_runs_of_similar_size_are_merged_unless_they_are_most_of_the_store(
 
 
 def test_a_store_that_only_grows_has_few_runs_and_is_rewritten_few_times() -> None:
-    found: tuple[Run, ...] = ()
+    found: tuple[TableRun, ...] = ()
     written = rewritten = 0
     for number in range(1, 2000):
-        found = (Run(number, 128 * MIB), *found)
+        found = (TableRun(number, 128 * MIB), *found)
         written += 128 * MIB
         while (merge := similar_runs(found)) is not None:
             size = sum(run.size for run in found if run.id in merge)
             assert size <= max(written // 2, 128 * MIB)
             rewritten += size
-            oldest = Run(min(merge), size)
+            oldest = TableRun(min(merge), size)
             found = tuple(
                 oldest if run.id == oldest.id else run
                 for run in found
@@ -397,6 +384,6 @@ def test_dead_bytes_that_are_half_of_the_live_ones_are_dropped_at_once() -> None
 
 
 def test_a_rewrite_that_frees_little_is_followed_by_a_pause_that_keeps_to_the_rate() -> None:
-    assert pause_after(32 * GIB, 8 * GIB, taken=100, rate=32 * MIB) == 100
-    assert pause_after(32 * GIB, GIB, taken=100, rate=32 * MIB) == 924
-    assert pause_after(MIB, 0, taken=3, rate=32 * MIB) == 3
+    assert pause_after(32 * GIB, 8 * GIB, seconds=100, rate=32 * MIB) == 100
+    assert pause_after(32 * GIB, GIB, seconds=100, rate=32 * MIB) == 924
+    assert pause_after(MIB, 0, seconds=3, rate=32 * MIB) == 3

@@ -14,7 +14,17 @@ from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from streamfold.store.upkeep import memory_release
-from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies, incompressible
+from tests.store.conftest import (
+    BASIN,
+    EPOCH,
+    STREAM,
+    Bench,
+    Clock,
+    at,
+    bodies,
+    incompressible,
+    submit,
+)
 
 EVERYTHING = ReadRequest(from_seq_num(0))
 
@@ -94,7 +104,7 @@ async def test_clean_up_is_taken_up_after_a_restart(bench: Bench, clock: Clock) 
         for _ in range(5):
             await store.append(BASIN, STREAM, bodies("a"))
         bench.engine.hold()
-        ticket = await store.submit(BASIN, STREAM, [trim_record(6)])
+        ticket = await submit(store, [trim_record(6)])
         bench.engine.resume()
         await ticket
     async with bench.store(never) as store:
@@ -194,7 +204,7 @@ async def test_a_store_that_is_no_longer_written_returns_memory(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trims: list[int] = []
-    monkeypatch.setattr(memory_release, "_malloc_trim", trims.append)
+    monkeypatch.setattr(memory_release, "trim_memory", lambda: trims.append(0))
     batch = [Record(incompressible(10_000, number)) for number in range(100)]
     async with bench.store() as store:
         await store.create_basin(BASIN)

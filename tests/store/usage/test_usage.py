@@ -1,11 +1,11 @@
-"""Usage: what was done is counted, what is held is known exactly, and neither is made up."""
+"""Usage counts operations and stored bytes exactly."""
 
 from __future__ import annotations
 
 import pytest
 
 from streamfold.errors import BasinNotFoundError, InvalidError, StreamNotFoundError
-from streamfold.model.access_tokens import Operation
+from streamfold.model.access_tokens import Right
 from streamfold.model.configs import StorageClass, StreamConfigLayer
 from streamfold.model.metrics import Accumulation, Gauge, Interval, Label, Metric, Point, Unit
 from streamfold.model.records import metered_size, trim_record
@@ -80,13 +80,13 @@ async def test_reads_count_by_kind_and_by_what_they_return(store: StreamStore) -
 
 async def test_operations_count_for_the_account_or_for_their_basin(store: StreamStore) -> None:
     usage = store.usage
-    usage.record_operation(Operation.LIST_BASINS)
-    usage.record_operation(Operation.CREATE_BASIN, BASIN)
-    usage.record_operation(Operation.CREATE_BASIN, "another-basin")
-    usage.record_operation(Operation.CREATE_STREAM, BASIN)
-    usage.record_operation(Operation.CHECK_TAIL, BASIN)
-    usage.record_operation(Operation.APPEND, BASIN)  # counted when it is durable
-    usage.record_operation(Operation.CREATE_STREAM, "another-basin")
+    usage.record_operation(Right.LIST_BASINS)
+    usage.record_operation(Right.CREATE_BASIN, BASIN)
+    usage.record_operation(Right.CREATE_BASIN, "another-basin")
+    usage.record_operation(Right.CREATE_STREAM, BASIN)
+    usage.record_operation(Right.CHECK_TAIL, BASIN)
+    usage.record_operation(Right.APPEND, BASIN)  # counted when it is durable
+    usage.record_operation(Right.CREATE_STREAM, "another-basin")
     assert series(await of_account(store, "account-ops", NOW + 1)) == {
         "list-basins": [(NOW, 1)],
         "create-basin": [(NOW, 2)],
@@ -98,13 +98,13 @@ async def test_operations_count_for_the_account_or_for_their_basin(store: Stream
 
 
 async def test_every_operation_but_appends_and_reads_counts_somewhere(store: StreamStore) -> None:
-    for operation in Operation:
+    for operation in Right:
         store.usage.record_operation(operation, BASIN)
     counted = {
         *series(await of_account(store, "account-ops", NOW + 1)),
         *await of_basin(store, "basin-ops", 1),
     }
-    assert counted == set(Operation) - {"append", "read", "trim", "fence"}
+    assert counted == set(Right) - {"append", "read", "trim", "fence"}
 
 
 async def test_amounts_are_summed_up_by_the_interval_asked_for(
@@ -152,7 +152,7 @@ async def test_counts_survive_a_restart_and_continue(bench: Bench, clock: Clock)
     async with bench.store() as store:
         await store.create_basin(BASIN)
         store.usage.record_read(BASIN, 1)
-        store.usage.record_operation(Operation.LIST_BASINS)
+        store.usage.record_operation(Right.LIST_BASINS)
         await store.upkeep()
     async with bench.store() as store:
         store.usage.record_read(BASIN, 2)

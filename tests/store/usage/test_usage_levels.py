@@ -76,14 +76,14 @@ async def test_a_clock_that_goes_back_does_not_reorder_levels(
 
 
 def test_a_course_opens_with_the_level_before_it() -> None:
-    first = advance(HeldRow(), counted_to=1, held=10, minute=61)
+    first = advance(HeldRow(), counted_to=1, size=10, minute=61)
     assert first == HeldRow(1, 10, 1, LevelRow(0, {1: 10}))
-    second = advance(first, counted_to=2, held=20, minute=61)
+    second = advance(first, counted_to=2, size=20, minute=61)
     assert second == HeldRow(2, 20, 1, LevelRow(0, {1: 20}))
-    third = advance(second, counted_to=3, held=30, minute=185)
+    third = advance(second, counted_to=3, size=30, minute=185)
     assert third == HeldRow(3, 30, 3, LevelRow(20, {5: 30}))
 
 
 def test_a_change_that_leaves_the_level_opens_no_course() -> None:
     row = HeldRow(1, 10, 1, LevelRow(0, {1: 10}))
-    assert advance(row, counted_to=2, held=10, minute=200) == HeldRow(2, 10, 1, row.course)
+    assert advance(row, counted_to=2, size=10, minute=200) == HeldRow(2, 10, 1, row.course)

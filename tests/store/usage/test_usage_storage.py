@@ -1,4 +1,4 @@
-"""Bytes held are those of the stored chunks, exactly, whatever happened."""
+"""Reported stored bytes always equal those of the stored chunks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from streamfold.store.log.shares import Share
 from streamfold.store.rows import HeldRow, StreamRow
 from streamfold.store.store import StreamStore
 from streamfold.store.upkeep.background import Upkeep
-from streamfold.store.upkeep.due_ranges import Visit
+from streamfold.store.upkeep.due import Visit
 from streamfold.store.usage import held_bytes
 from streamfold.store.usage.held_bytes import HeldBytes
+from streamfold.store.usage.recorder import UsageKeeper
 from streamfold.testing.engine_faults import CommitFault
 from tests.proving import seeds
 from tests.store import durable_streams
@@ -53,8 +54,8 @@ async def stored_bytes(bench: Bench) -> Counter[int]:
 async def stored_rows(bench: Bench) -> dict[int, int]:
     """What the rows say is held, by stream id."""
     return {
-        int.from_bytes(key[1:], "big"): rows.decode(value, HeldRow).held
-        async for page in bench.engine.scan(keys.held(0), keys.level(0, 0))
+        int.from_bytes(key[1:], "big"): rows.decode(value, HeldRow).size
+        async for page in bench.engine.scan(keys.stream_bytes(0), keys.level(0, 0))
         for key, value in page
     }
 
@@ -143,7 +144,9 @@ async def test_streams_that_were_never_counted_are_counted_from_their_chunks(
     await store.append(BASIN, STREAM, bodies("a"))
     await store.upkeep()
     [stream_id] = await stored_rows(bench)
-    await commit_rows(bench.engine, [(keys.held(stream_id), None)])  # as an older version leaves it
+    await commit_rows(
+        bench.engine, [(keys.stream_bytes(stream_id), None)]
+    )  # as an older version leaves it
     await store.append(BASIN, STREAM, bodies("b"))
     await store.upkeep()
     assert await held_now(store, clock) == 2 * ONE
@@ -155,7 +158,7 @@ async def test_a_row_that_cannot_be_read_is_counted_anew(
     await store.append(BASIN, STREAM, bodies("a"))
     await store.upkeep()
     [stream_id] = await stored_rows(bench)
-    await commit_rows(bench.engine, [(keys.held(stream_id), b"\xc1")])
+    await commit_rows(bench.engine, [(keys.stream_bytes(stream_id), b"\xc1")])
     await store.append(BASIN, STREAM, [trim_record(1)])
     await store.upkeep()
     assert await held_now(store, clock) == TRIM
@@ -182,7 +185,7 @@ async def test_more_streams_than_are_remembered_may_be_appended_to_while_they_ar
     await store.upkeep()
     [stream_id] = await stored_rows(bench)
     # Before the append: with so few to remember, it makes the background count at once.
-    held = bench.engine.hold_read(keys.held(stream_id))
+    held = bench.engine.hold_read(keys.stream_bytes(stream_id))
     await store.append(BASIN, STREAM, bodies("b"))
     upkeep = asyncio.create_task(store.upkeep())
     await held.answered.wait()
@@ -216,7 +219,7 @@ async def test_appends_to_many_streams_are_counted_while_upkeep_visits_all_strea
         patched.setattr(Upkeep, "_visit", appending)
         clock.pass_seconds(8 * 86_400)  # all streams are due: they keep records for a week
         await store.upkeep()
-    assert mounted.usage.held.forgotten == 0
+    assert mounted.usage.held_bytes.forgotten == 0
     assert await basin_held_now(store, clock) == 301 * ONE
 
 
@@ -225,7 +228,7 @@ async def test_appends_to_many_streams_are_counted_while_all_streams_are_counted
 ) -> None:
     mounted = store._supervisor.current
     assert mounted is not None
-    held, names = mounted.usage.held, [f"s{n}" for n in range(300)]  # more than a page
+    held, names = mounted.usage.held_bytes, [f"s{n}" for n in range(300)]  # more than a page
     for name in names:
         await store.create_stream(BASIN, name)
         await store.append(BASIN, name, bodies("a"))
@@ -254,23 +257,23 @@ async def test_appends_to_many_streams_are_counted_while_all_streams_are_counted
 
 
 async def test_records_that_were_counted_before_they_were_reported_count_once(
-    store: StreamStore, clock: Clock
+    store: StreamStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounted = store._supervisor.current
     assert mounted is not None
     shares: list[Share] = []
-    mounted.mount.on_appended = shares.extend
+    monkeypatch.setattr(UsageKeeper, "appended", lambda _, more: shares.extend(more))
     await store.append(BASIN, STREAM, bodies("a"))
     await store.append(BASIN, STREAM, bodies("b"))
     stream_id = shares[0].log.id
     ledger = HeldBytes(mounted.mount, clock)
-    assert (await ledger.settle(BASIN, stream_id)).held == 2 * ONE  # storage has them already
+    assert (await ledger.settle(BASIN, stream_id)).size == 2 * ONE  # storage has them already
     for share in shares:
         ledger.appended(share)
     await store.append(BASIN, STREAM, bodies("c"))
     ledger.appended(shares[2])
-    assert (await ledger.settle(BASIN, stream_id)).held == 3 * ONE
-    assert (await ledger.settle(BASIN, stream_id)).held == 3 * ONE
+    assert (await ledger.settle(BASIN, stream_id)).size == 3 * ONE
+    assert (await ledger.settle(BASIN, stream_id)).size == 3 * ONE
 
 
 @pytest.mark.parametrize("seed", seeds(2, proving=40))
@@ -283,7 +286,7 @@ async def test_rows_are_the_same_whether_they_are_scanned_or_read_by_their_keys(
     stored = chosen.sample(range(1, 200), 90)
     values = [rows.encode(HeldRow(7, number, 3)) for number in stored]
     values[0] = b"\xc1"
-    await commit_rows(bench.engine, list(zip(map(keys.held, stored), values, strict=True)))
+    await commit_rows(bench.engine, list(zip(map(keys.stream_bytes, stored), values, strict=True)))
     assert store._supervisor.current is not None
     held = HeldBytes(store._supervisor.current.mount, lambda: clock.now)
     held._unwritten = {number: HeldRow(8, 9) for number in chosen.sample(range(1, 250), 20)}
@@ -346,7 +349,7 @@ async def _do_something(
             await store.upkeep()
         case "c":
             if mounted := store._supervisor.current:
-                mounted.usage.held.by_basin = None  # as after a crash
+                mounted.usage.held_bytes.by_basin = None  # as after a crash
             await store.upkeep()
         case "d":
             await store.delete_stream(BASIN, stream)

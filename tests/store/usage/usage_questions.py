@@ -1,4 +1,4 @@
-"""Questions about what is held, for tests."""
+"""Queries of stored bytes, for tests."""
 
 from __future__ import annotations
 

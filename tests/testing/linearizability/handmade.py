@@ -1,4 +1,4 @@
-"""Histories by hand, right and wrong, with what a judge has to say about them."""
+"""Hand-written histories, right and wrong, with the expected verdicts."""
 
 from __future__ import annotations
 

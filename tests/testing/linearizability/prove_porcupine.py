@@ -1,4 +1,4 @@
-"""The public checker of S2 agrees with ours: run by `make prove`; fails without s2-verification."""
+"""S2's public checker agrees with ours. Run by `make prove`; needs s2-verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random histories: of a stream that works, and the same with an answer that is wrong."""
+"""Small random histories of a correct stream, and the same with one wrong answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker finds every wrong history wrong, says why, and finds every right one right."""
+"""The checker rejects every wrong history with a reason, and accepts every right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs against real servers with faults; and the commands, on good and bad histories."""
+"""Runs against real servers with faults, and the commands on good and bad histories."""
 
 from __future__ import annotations
 

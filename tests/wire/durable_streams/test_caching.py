@@ -1,4 +1,4 @@
-"""Cursors only go forward; entity tags change whenever the answer does."""
+"""Cursors only advance, and entity tags change with the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of PUT and POST, and what is refused before any stream is looked at."""
+"""Options of PUT and POST, and requests rejected before any stream is read."""
 
 from __future__ import annotations
 

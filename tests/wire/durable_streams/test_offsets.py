@@ -1,4 +1,4 @@
-"""Offset tokens: what is given out comes back, and nothing else is taken."""
+"""Offset tokens round-trip, and nothing else is accepted."""
 
 from __future__ import annotations
 

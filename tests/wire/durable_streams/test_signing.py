@@ -1,4 +1,4 @@
-"""Signatures of webhooks, verified by hand and by what receivers use."""
+"""Webhook signatures, verified with the published key."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from streamfold.errors import InvalidError, UnauthenticatedError
-from streamfold.wire.durable_streams.signing import TOLERANCE, JwkSet, jwk, key_id, sign, verify
+from streamfold.errors import InvalidError
+from streamfold.wire.durable_streams.signing import JwkSet, jwk, key_id, sign
 
 #: The first key of RFC 8032, section 7.1, and of RFC 8037, appendix A.
 SECRET = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
@@ -47,53 +47,11 @@ def test_a_receiver_verifies_with_the_published_key() -> None:
         "use": "sig",
     }
     received = Ed25519PublicKey.from_public_bytes(decode(key["x"]))
-    verify({key["kid"]: received}, HEADER, BODY, now=NOW)
+    received.verify(decode(HEADER.rpartition("=")[2]), b"%d.%b" % (NOW, BODY))
 
 
 def test_a_key_is_named_by_its_thumbprint() -> None:
     assert KID == "ds_kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"  # as RFC 8037 has it
-
-
-@pytest.mark.parametrize("now", [NOW - TOLERANCE, NOW, NOW + TOLERANCE])
-def test_a_fresh_signature_is_taken(now: int) -> None:
-    verify({KID: PUBLIC}, HEADER, BODY, now=now)
-
-
-@pytest.mark.parametrize("now", [NOW - TOLERANCE - 1, NOW + TOLERANCE + 1])
-def test_an_old_signature_is_refused(now: int) -> None:
-    with pytest.raises(UnauthenticatedError, match="seconds"):
-        verify({KID: PUBLIC}, HEADER, BODY, now=now)
-
-
-@pytest.mark.parametrize(
-    ("header", "body"),
-    [
-        (HEADER, BODY + b" "),
-        (HEADER, b""),
-        (HEADER.replace(str(NOW), str(NOW + 1)), BODY),
-        (HEADER[:-4] + "AAAA", BODY),
-        (HEADER[:-1], BODY),
-        (HEADER + "=", BODY),
-        (HEADER + "\n", BODY),
-        (" " + HEADER, BODY),
-        (HEADER + "," + HEADER, BODY),
-        (HEADER.replace("ed25519", "hmac"), BODY),
-        (HEADER.replace(KID, "ds_other"), BODY),
-        (HEADER.partition(",")[2], BODY),
-        ("", BODY),
-    ],
-)
-def test_a_signature_that_does_not_fit_is_refused(header: str, body: bytes) -> None:
-    with pytest.raises(UnauthenticatedError):
-        verify({KID: PUBLIC}, header, body, now=NOW)
-
-
-def test_a_signature_by_another_key_is_refused() -> None:
-    other = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()
-    with pytest.raises(UnauthenticatedError):
-        verify({KID: other}, HEADER, BODY, now=NOW)
-    with pytest.raises(UnauthenticatedError):
-        verify({}, HEADER, BODY, now=NOW)
 
 
 @pytest.mark.parametrize("kid", ["", "a,b", "a=b", "a b", "a\n", "\u00e9", "x" * 129])

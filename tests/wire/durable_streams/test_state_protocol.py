@@ -1,4 +1,4 @@
-"""State Protocol messages get their offset, and other messages keep every byte."""
+"""State Protocol messages get their offset, and other messages stay unchanged."""
 
 from __future__ import annotations
 

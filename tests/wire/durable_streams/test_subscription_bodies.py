@@ -1,4 +1,4 @@
-"""Bodies of the subscription calls: what fits, what is refused, and how answers look."""
+"""Bodies of subscription calls: valid, rejected, and responses."""
 
 from __future__ import annotations
 

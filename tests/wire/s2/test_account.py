@@ -13,14 +13,14 @@ from s2_sdk import _mappers as sdk
 from streamfold.model.access_tokens import (
     NOTHING,
     AccessToken,
-    Operation,
     Permission,
     ResourceSet,
+    Right,
     Scope,
 )
 from streamfold.model.metrics import Accumulation, Gauge, Interval, Label, Scalar, Unit
 from streamfold.wire.s2.account import (
-    Location,
+    LocationInfo,
     decode_default_location,
     decode_issue_access_token,
     encode_access_token_page,
@@ -37,8 +37,8 @@ def request(**members: Any) -> bytes:
 
 
 def test_operations_are_those_of_the_official_client() -> None:
-    assert {operation.value for operation in s2_sdk.Operation} <= set(Operation)
-    assert len(Operation) == 24
+    assert {operation.value for operation in s2_sdk.Operation} <= set(Right)
+    assert len(Right) == 24
 
 
 def test_a_request_of_the_official_client_is_understood() -> None:
@@ -57,7 +57,7 @@ def test_a_request_of_the_official_client_is_understood() -> None:
     assert token.scope.streams == ResourceSet.prefix("")
     assert token.scope.access_tokens == NOTHING
     assert token.scope.op_groups.stream == Permission(read=True)
-    assert token.scope.ops == {Operation.APPEND}
+    assert token.scope.ops == {Right.APPEND}
 
 
 def test_absent_and_null_members_are_the_same() -> None:
@@ -124,7 +124,7 @@ def test_a_listing_spells_permissions_out() -> None:
 
 def test_the_official_client_reads_a_listing() -> None:
     expires = datetime(2030, 1, 2, tzinfo=UTC)
-    scope = Scope(streams=ResourceSet.prefix("p"), ops=frozenset({Operation.READ}))
+    scope = Scope(streams=ResourceSet.prefix("p"), ops=frozenset({Right.READ}))
     token = AccessToken("token", scope, True, int(expires.timestamp() * 1000))
     [shown] = json.loads(encode_access_token_page([token], has_more=False))["access_tokens"]
     theirs = sdk.access_token_info_from_json(shown)
@@ -172,8 +172,8 @@ def test_the_official_client_reads_every_kind_of_metric() -> None:
 
 
 def test_locations_leave_out_what_is_unknown() -> None:
-    plain = Location("here", False)
-    full = Location("aws:us-east-1", True, ("express",), "express")
+    plain = LocationInfo("here", False)
+    full = LocationInfo("aws:us-east-1", True, ("express",), "express")
     assert encode_location(plain) == b'{"name":"here","is_private":false}'
     shown = map(sdk.location_info_from_json, json.loads(encode_locations([plain, full])))
     assert [location.storage_classes for location in shown] == [None, ["express"]]

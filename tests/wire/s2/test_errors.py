@@ -1,4 +1,4 @@
-"""Every error becomes one answer, and an unknown outcome never promises that nothing happened."""
+"""Every error has one response, and an unknown outcome never looks clean."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ANSWERS = [
     (errors.DecryptionFailedError(), "decryption_failed"),
     (errors.KeyRequiredError("aegis-256"), "bad_header"),
     (errors.PermissionDeniedError("m"), "permission_denied"),
-    (failures.QuotaExhaustedError("m"), "quota_exhausted"),
+    (failures.WireError("m", code="quota_exhausted"), "quota_exhausted"),
     (errors.AccessTokenNotFoundError("m"), "access_token_not_found"),
     (errors.BasinNotFoundError("b"), "basin_not_found"),
     (errors.StreamNotFoundError("b", "s"), "stream_not_found"),
@@ -65,9 +65,9 @@ ANSWERS = [
     (errors.BasinDeletingError("b"), "basin_deletion_pending"),
     (errors.AlreadyExistsError("basin", "b"), "resource_already_exists"),
     (errors.StreamDeletingError("b", "s"), "stream_deletion_pending"),
-    (failures.TransactionConflictError("m"), "transaction_conflict"),
+    (failures.WireError("m", code="transaction_conflict"), "transaction_conflict"),
     (errors.InvalidError("m"), "invalid"),
-    (failures.RateLimitedError("m"), "rate_limited"),
+    (failures.WireError("m", code="rate_limited"), "rate_limited"),
     (ClientHangupError("m"), "client_hangup"),
     (errors.StreamfoldError("m"), "other"),
     (failures.OversizedError("m"), "other"),
@@ -77,14 +77,14 @@ ANSWERS = [
     (errors.DataCorruptError("m"), "storage"),
     (errors.FormatUnsupportedError("m"), "storage"),
     (errors.BlobNotFoundError("m"), "storage"),
-    (failures.UnsupportedError("m"), "not_implemented"),
-    (failures.HotServerError("m"), "hot_server"),
+    (failures.WireError("m", code="not_implemented"), "not_implemented"),
+    (failures.WireError("m", code="hot_server"), "hot_server"),
     (errors.StoreClosingError(), "server_draining"),
     (errors.WriterFencedError(), "unavailable"),
     (errors.RetryLaterError("m"), "unavailable"),
     (errors.StoreRecoveringError("m"), "unavailable"),
     (errors.BlobUnavailableError("m"), "unavailable"),
-    (failures.UpstreamTimeoutError("m"), "upstream_timeout"),
+    (failures.WireError("m", code="upstream_timeout"), "upstream_timeout"),
     (errors.MalformedError("m"), "bad_proto"),
 ]
 
@@ -105,7 +105,7 @@ def test_no_codes_exist_beyond_the_protocols() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), ANSWERS, ids=[type(error).__name__ for error, _ in ANSWERS]
+    ("error", "code"), ANSWERS, ids=[f"{type(error).__name__} {error.code}" for error, _ in ANSWERS]
 )
 def test_errors_are_answered_with_their_code(error: errors.StreamfoldError, code: str) -> None:
     status, body = describe_failure(error)

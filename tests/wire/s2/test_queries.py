@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from streamfold.errors import InvalidError
 from streamfold.model.metrics import Interval
-from streamfold.model.positions import U64_MAX
+from streamfold.model.positions import U64_MAX, StartKind
 from streamfold.wire.s2.errors import BadHeaderError, BadQueryError
 from streamfold.wire.s2.sse import EventId
 from streamfold.wire.s2.urls import (
     ListQuery,
     MetricsQuery,
     ReadQuery,
-    StartKind,
     parse_basin_list_query,
     parse_metrics_query,
     parse_read_query,

@@ -10,22 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamfold.errors import InvalidError
+from streamfold.errors import DataCorruptError, InvalidError, MalformedError
 from streamfold.model.configs import TimestampMode
 from streamfold.model.positions import STREAM_START, U64_MAX, SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Header, SequencedRecord
-from streamfold.records import AppendInput, Fence, compiled, decode, encode_records, warm_up
+from streamfold.records import AppendInput, Fence, decode
+from streamfold.records.payload import write_json
 from streamfold.records.rules import Slot
 from streamfold.wire.s2.errors import BadJsonError
 from streamfold.wire.s2.records_json import (
     RecordFormat,
     decode_append_body,
     encode_append_ack,
-    encode_plain,
     encode_read_batch,
     encode_tail,
     is_light,
 )
+from tests.records import reference
+from tests.records.reference import encode_records
 
 RAW, BASE64 = RecordFormat.RAW, RecordFormat.BASE64
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -321,39 +323,28 @@ STORED = st.builds(
 
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(st.lists(STORED, max_size=4))
-def test_compiled_code_writes_the_json_that_python_writes(records: list[SequencedRecord]) -> None:
-    assert warm_up()
+def test_native_code_writes_the_json_that_python_writes(records: list[SequencedRecord]) -> None:
     payload = encode_records(records)
     for record_format in RecordFormat:
-        quick = compiled.to_json(payload, base64=record_format is BASE64)
-        plain = encode_plain(payload, record_format)
-        assert quick in (None, plain)
-        valid = all(_is_utf8(text) for record in records for text in _strings(record))
-        assert (quick is not None) == (valid or record_format is BASE64)
+        as_base64 = record_format is BASE64
+        expected = reference.write_json(payload, as_base64=as_base64)
+        assert write_json(payload, base64=as_base64) == expected
 
 
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(st.lists(STORED, min_size=1, max_size=2), st.data())
-def test_compiled_code_writes_no_json_of_damaged_records_that_python_would_not(
+def test_native_code_writes_the_json_of_damaged_records_that_python_writes(
     records: list[SequencedRecord], data: st.DataObject
 ) -> None:
-    assert warm_up()
     damaged = bytearray(encode_records(records))
     offset = data.draw(st.integers(0, len(damaged) - 1))
     damaged[offset] = data.draw(st.integers(0, 255))
     payload = bytes(damaged[: data.draw(st.integers(offset + 1, len(damaged)))])
-    for record_format in RecordFormat:
-        quick = compiled.to_json(payload, base64=record_format is BASE64)
-        assert quick is None or quick == encode_plain(payload, record_format)
-
-
-def _strings(record: SequencedRecord) -> list[bytes]:
-    return [record.body, *(text for header in record.headers for text in header)]
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    for as_base64 in (False, True):
+        try:
+            expected = reference.write_json(payload, as_base64=as_base64)
+        except MalformedError:
+            with pytest.raises(DataCorruptError):
+                write_json(payload, base64=as_base64)
+        else:
+            assert write_json(payload, base64=as_base64) == expected

@@ -1,4 +1,4 @@
-"""Basins and streams: what may be asked for, and how they are listed."""
+"""Requests and listings of basins and streams."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ import json
 from streamfold.errors import InvalidError, SeqNumMismatchError
 from streamfold.model.positions import STREAM_START, SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import SequencedRecord
-from streamfold.records import encode_records
 from streamfold.wire.s2.errors import describe_failure
 from streamfold.wire.s2.records_json import RecordFormat, encode_read_batch
 from streamfold.wire.s2.sse import DONE, EVENT_END, EventId, batch_head, encode_error, encode_ping
+from tests.records.reference import encode_records
 
 
 def parse(raw: bytes) -> list[dict[str, str]]:
