@@ -1,7 +1,7 @@
-"""An agent's session log: it crashes, starts again, and has its conversation back in one read.
+"""An agent session log: after a crash, one read restores the conversation.
 
-The stream holds every step. Snapshots live in the stream as well, so that nothing but the stream is
-needed to resume, and the log stays short.
+The stream holds every step and the snapshots, so resuming needs nothing but the stream, and the log
+stays short.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "session/42"
-#: Without this the stream would lose each record after 7 days, and the state with it.
+#: By default, records expire after 7 days, and the state would be lost with them.
 FOR_GOOD = StreamConfig(retention_policy="infinite")
 
 
@@ -29,7 +29,7 @@ class Step(msgspec.Struct):
 
 
 class Session(msgspec.Struct):
-    """What the agent needs to go on: the last messages, and what it has spent."""
+    """What the agent needs to resume: the last messages, and the tokens spent."""
 
     messages: list[Step] = msgspec.field(default_factory=list)
     steps: int = 0

@@ -1,4 +1,4 @@
-"""A collaborative counter: several people add to it, and a snapshot taker keeps its stream short."""
+"""A collaborative counter: several people add to it, and a snapshot taker keeps the stream short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "votes"
-#: Without this the stream would lose each record after 7 days, and the state with it.
+#: By default, records expire after 7 days, and the state would be lost with them.
 FOR_GOOD = StreamConfig(retention_policy="infinite")
 PEOPLE, VOTES = 5, 40
 

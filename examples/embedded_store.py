@@ -51,7 +51,7 @@ async def show_fence_and_trim(store: StreamStore) -> None:
 async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="streamfold-demo-") as folder:
         url = Path(folder).as_uri()
-        # By default, readers still get what was trimmed in the last ten seconds.
+        # By default, readers still get records trimmed in the last ten seconds.
         async with open_store(url, StoreSettings(trim_grace=0)) as store:
             await show_append_and_read(store)
             await show_follow(store)

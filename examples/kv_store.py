@@ -1,4 +1,4 @@
-"""A key-value store with live followers: two replicas, one of which starts late, from a snapshot."""
+"""A key-value store with two live replicas, one of which starts late, from a snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamfold.server.config import Configuration
 from streamfold.server.main import running_server
 
 BASIN, STREAM = "example-basin", "settings"
-#: Without this the stream would lose each record after 7 days, and the state with it.
+#: By default, records expire after 7 days, and the state would be lost with them.
 FOR_GOOD = StreamConfig(retention_policy="infinite")
 State = dict[str, str]
 

@@ -1,8 +1,8 @@
-"""A live table: a PostgreSQL that changes, published as files while it does.
+"""A live table: publishes a PostgreSQL table as files while it changes.
 
-In a terminal it stays up, for you to look at, until Ctrl-C. Without one, or with `--check`, it kills
-the ingester in the middle and ends after a few diffs. Both then rebuild the table from the files alone,
-and compare it with the database, row by row.
+In a terminal, it runs until Ctrl-C, so that you can watch. Without a terminal, or with `--check`, it
+kills the ingester midway and ends after a few diffs. Either way it then rebuilds the table from the
+files alone and compares it with the database, row by row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ with warnings.catch_warnings():
 
 ORDERS, PORT = 500, 8080
 STATES = ("new", "paid", "packed", "sent")
-#: Diffs to wait for before and after the ingester is killed.
+#: Diffs to wait for before and after killing the ingester.
 DIFFS = 3
 PUBLISH = (sys.executable, "-m", "streamfold.cli.main", "publish")
 
@@ -117,29 +117,33 @@ def stay_up(uri: str, home: Path) -> None:
     url = f"http://127.0.0.1:{port}"
     archive = home / "archive" / "public.orders"
     print(f"""
-The table `orders` of this PostgreSQL changes several times a second. One command publishes it as files:
+This PostgreSQL has a table, orders, that changes several times a second.
+One command publishes it as files: a base with all rows, then a diff with the
+changes of each second.
 
   streamfold publish postgresql://… --table public.orders --to {archive.parent}
 
 Open in a browser
   {url}/console#/basins/published-tables/public.orders
-      every change, live
-  {url}/console#/tables
-      the table's bases and diffs, as soon as Spark has started
-Run in another terminal
-  .venv/bin/streamfold archive show {archive}
+      the stream: every change is a record, live
+  {url}/console#/tables/public.orders
+      the table, rebuilt from its files; live once Spark has started
+Read the files in another terminal
   .venv/bin/streamfold archive restore {archive}
   .venv/bin/streamfold archive follow {archive}
+Kill the part that reads the database: it is restarted, and no change is lost
+  pkill -9 -f 'ingest postgres --endpoint {url}'
 
-Ctrl-C compares the files with the table, and ends. All files are removed then.
+Ctrl-C ends the demo: it rebuilds the table from the files alone, compares it
+with the database row by row, and removes everything.
 """)
-    # In a session of its own, so that Ctrl-C stops the feeder before the command.
+    # A separate session: Ctrl-C must stop the feeder before the command.
     publishing = subprocess.Popen([*PUBLISH, *arguments(uri, home, port)], start_new_session=True)
     try:
         with feeding(uri), suppress(KeyboardInterrupt):
             publishing.wait()
             raise SystemExit(f"the command ended with status {publishing.returncode}")
-        print("\nstopping: the last changes are written")
+        print("\nwriting the last changes")
         stop(uri, publishing)
     finally:
         publishing.kill()
@@ -172,13 +176,16 @@ def wait_for_diffs(publishing: subprocess.Popen[str]) -> None:
         if not line:
             raise SystemExit(f"the command ended with status {publishing.wait()}")
         shown = json.loads(line)
-        diff = shown.get("last_diff")
+        diff, spark = shown.get("last_diff"), shown.get("spark")
         if shown.get("state", state) != state:
             state = shown["state"]
             print(f"  {shown['table']} is {state}")
         if diff and diff["position"] not in seen:
             seen.add(diff["position"])
-            print(f"  diff up to {diff['position']}: {diff['rows']} changes, {diff['bytes']} bytes")
+            print(
+                f"  diff up to {diff['position']}: {diff['rows']} changes, {diff['bytes']} bytes; "
+                f"Spark so far: {spark['jobs']} jobs, {spark['tasks']} tasks, {spark['rows']} rows"
+            )
 
 
 def kill_ingester(command: int) -> None:
@@ -212,8 +219,8 @@ async def compare(uri: str, home: Path) -> None:
     rebuilt = sorted(tuple(row.values()) for row in table.to_pylist())
     assert rebuilt == run(uri, "SELECT * FROM orders ORDER BY id"), "the table is another one"
     artifacts = archive.manifest.artifacts
-    print(f"the table rebuilt from {len(artifacts)} artifacts has {len(rebuilt)} rows,")
-    print("and every one of them is what the database has")
+    print(f"The table rebuilt from {len(artifacts)} bases and diffs has {len(rebuilt)} rows.")
+    print("All of them are equal to those in the database.")
 
 
 def free_port() -> int:
