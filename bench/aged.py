@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.bodies import noise
 from bench.space import sizes
-from bench.store import BASIN, MIB, measure_acks, measure_throughput, warm_kernels
+from bench.store import BASIN, MIB, measure_acks, measure_throughput
 from streamfold.model.records import Record, trim_record
 from streamfold.records.batch import RecordBatch
 from streamfold.server.main import loop_factory, tune_allocator, tune_collector
@@ -174,7 +174,6 @@ def main() -> None:
     parser.add_argument("--age", action="store_true", help="age a store, measure nothing")
     parser.add_argument("--measure", action="store_true", help="measure a store that was aged")
     options = parser.parse_args()
-    warm_kernels()
     tune_collector()
     tune_allocator()
     with chosen(options.folder) as folder, asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -1,7 +1,7 @@
 """Measures S2 endpoints by the same clients, in turns in one run: `python -m bench.compare --help`.
 
 Streamfold is `streamfold serve` on local disk with fsync. Beside it: the null server, which
-shows what the client and granian can do alone, and every S2 endpoint given as `--peer NAME=URL`, for
+shows what the client and the door can do alone, and every S2 endpoint given as `--peer NAME=URL`, for
 example s2-lite. A basin `bench-basin` is made on each, which creates streams when they are first
 appended to. `--peer-pid NAME=PID` adds processor time, memory and syncs of a peer on this machine.
 strace counts the syncs of every server, in a load of its own (`--only syncs` does that alone).
@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +27,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 
 from bench import bulk, h2load
 from bench.bodies import document, noise
@@ -117,6 +121,29 @@ def small(form: str, shape: Shape) -> Workload:
     return measure
 
 
+def many_sessions(run: Run, target: Target) -> Found:
+    """The same small appends by one session for each stream, each with one append on its way."""
+    kind = f"256 B appends, {SPREAD} append sessions, protobuf, HTTP/1.1"
+    names, latencies = run.folder / "streams", run.folder / "latencies"
+    names.write_text("\n".join(run.names("sessions", SPREAD)))
+    command = [sys.executable, "-m", "bench.many_sessions", f"--url={target.url}"]
+    command += [f"--streams={names}", f"--body={SMALL}", f"--seconds={run.scale.seconds}"]
+    command += [f"--latencies={latencies}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
+        assert load.stdout is not None
+        if load.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the sessions ended with {load.wait()} before they began")
+        cpu = target.cpu()
+        report = json.loads(load.stdout.readline())
+    found = {
+        f"{kind}, acks/s": report["acks"] / report["seconds"],
+        f"{kind}, ack p99 ms": percentile(np.fromfile(latencies, np.int64), 99),
+    }
+    if target.pid is not None:
+        found[f"{kind}, processor µs"] = (target.cpu() - cpu) / report["acks"] * 1e6
+    return found
+
+
 def many_streams(run: Run, target: Target) -> Found:
     """The first append creates each stream; then one append to each in turn."""
     count = run.scale.streams
@@ -180,6 +207,7 @@ WORKLOADS: dict[str, Workload] = {
     "small-protobuf": small("protobuf", MANY_WRITERS),
     "small-json": small("JSON", Shape(8, 64, processes=4)),
     "small-http1": small("JSON", Shape(100, 1, processes=4, http1=True)),
+    "many-sessions": many_sessions,
     "many-streams": many_streams,
     "session-1KiB": session(1016),
     "session-256": session(248),
@@ -278,10 +306,10 @@ def main() -> None:
         publish(
             Benchmark(
                 "s2",
-                "The S2 API beside other servers",
-                "The same clients load each server in turns: h2load for small appends, one session "
-                "over HTTP/1.1 for bulk. The null server reads a request and answers at once; it shows "
-                "that the load generator is not the limit.",
+                "The S2 API compared with other servers",
+                "The same clients load each server in turn: h2load and 500 append sessions for small "
+                "appends, one session over HTTP/1.1 for bulk. The null server reads a request and "
+                "answers at once; it shows that the load generator is not the limit.",
                 "python -m bench.compare",
                 under,
                 rows_of(run),

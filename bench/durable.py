@@ -347,12 +347,12 @@ def notes(run: Run, version: str) -> list[str]:
 def page(run: Run, under: list[str]) -> None:
     rows = rows_of(run)
     about = (
-        "The same clients load Streamfold and the Durable Streams project's own Rust server in turns: "
+        "The same clients load Streamfold and the Durable Streams project's own Rust server in turn: "
         "h2load for small appends, one HTTP client for large ones, and 1,000 subscribers.\n\n"
         f"{standing(rows)} The Rust server is a server for one folder: it has no S2 API, snapshots, "
         "bootstrap, trims, access tokens, TLS or encryption."
     )
-    title, command = "Durable Streams beside the Rust server", "python -m bench.durable"
+    title, command = "Durable Streams compared with the Rust server", "python -m bench.durable"
     publish(Benchmark("durable", title, about, command, under, rows))
 
 
@@ -361,7 +361,7 @@ def standing(rows: Sequence[Row]) -> str:
     ratios = [row.ratio(beside) for row in rows for beside in row.samples if beside.subject == RUST]
     ours, theirs = sum(ratio > 1.1 for ratio in ratios), sum(ratio < 0.9 for ratio in ratios)
     return (
-        f"Where the two differ by more than a tenth, the Rust server is ahead in {theirs} of "
+        f"Where they differ by more than a tenth, the Rust server is ahead in {theirs} of "
         f"{len(ratios)} measures and Streamfold in {ours}."
     )
 

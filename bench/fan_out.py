@@ -126,9 +126,9 @@ async def _in_process(setup: Setup, stream: str, count: int) -> Figure:
     ):
         for _ in range(count):
             group.create_task(_follow(setup.store, stream, records, arrivals))
+        target = setup.store.stream(BASIN, stream)
         acks = [
-            await setup.store.submit(BASIN, stream, [Record(stamped(number, SMALL))])
-            async for number in _paced(records)
+            target.append([Record(stamped(number, SMALL))]).ack async for number in _paced(records)
         ]
         await asyncio.gather(*acks)
     return figure_of(spent, records * count, arrivals.latencies())

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import numpy as np
 
@@ -27,45 +26,37 @@ SMALL, SMALL_BUCKETS = 10_000, 16
 def fold_with_spark(folder: Path, settings: Mapping[str, str] | None = None) -> Fold:
     """A re-base by a warm snapshotter, which has folded a small table before.
 
-    Fails unless Spark ran one task for each bucket that changed.
+    Fails unless Spark's tasks folded every bucket that changed.
     """
     from streamfold.snapshotter.spark import snapshotter_session
-    from streamfold.snapshotter.spark.table.arrivals import DRIVER_RECORDS_SETTING
 
-    # Tasks fold the small table, too: their workers start for it.
-    spark = snapshotter_session({DRIVER_RECORDS_SETTING: "0", **(settings or {})})
+    spark = snapshotter_session(settings)
     with tempfile.TemporaryDirectory() as small:
         keys = np.arange(SMALL)
         asyncio.run(write_archive(Path(small), SMALL, [keys, keys], buckets=SMALL_BUCKETS))
-        _rebase(spark, Path(small))
+        rebase_with(spark, Path(small))
 
-    return lambda: {"rows": _rebase(spark, folder)}
+    return lambda: {"rows": rebase_with(spark, folder)}
 
 
-def _rebase(spark: SparkSession, folder: Path) -> int:
-    from streamfold.snapshotter.spark.driver_loop import DriverLoop
+def rebase_with(spark: SparkSession, folder: Path) -> int:
+    from streamfold.snapshotter.spark.lanes import JobLanes
     from streamfold.snapshotter.spark.table.archive import TableArchive
-    from streamfold.snapshotter.spark.table.pipeline import TablePipeline
 
-    job, group = table_job(folder), f"fold {uuid4().hex}"
+    job = table_job(folder)
     touched = {part.bucket for diff in manifest_of(folder).chain for part in diff.parts()}
-    spark.sparkContext.setJobGroup(group, group)
-    with DriverLoop() as loop:
-        published = TableArchive(job, loop)
-        published.open()
-        TablePipeline(spark, job, published).rebase("measured")
-        tasks = _tasks(spark, group)
-        if tasks != len(touched) or None in touched:
-            raise PathNotTakenError(f"{tasks} tasks folded the {len(touched)} buckets {touched}")
-        return published.writer.manifest.base.row_count or 0 if published.writer.manifest else 0
+    lanes = JobLanes(spark)
+    published = TableArchive(job)
 
+    async def rebase() -> int:
+        await published.open()
+        await published.rebase("measured", lambda step: lanes.fold(job, step))
+        return (published.manifest.base.row_count or 0) if published.manifest else 0
 
-def _tasks(spark: SparkSession, group: str) -> int:
-    """How many tasks the jobs of a group had."""
-    tracker = spark.sparkContext.statusTracker()
-    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
-    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-    return sum(stage.numTasks for stage in stages if stage)
+    rows = asyncio.run(rebase())
+    if not lanes.total.tasks or None in touched:
+        raise PathNotTakenError(f"{lanes.total.tasks} tasks folded the buckets {touched}")
+    return rows
 
 
 def table_job(folder: Path) -> Any:
@@ -77,7 +68,8 @@ def table_job(folder: Path) -> Any:
     return TableJob(
         table=TABLE,
         stream=TABLE,
-        source={},
+        # Nobody asks it: a fold reads files alone.
+        source={"endpoint": "http://127.0.0.1:9", "basin": TABLE},
         decoder=EnvelopeDecoder(SCHEMA.key_fields),
         destination_specs=(spec,),
         formats=(form,),

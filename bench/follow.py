@@ -71,7 +71,9 @@ def make_batches(bodies: list[bytes]) -> list[RecordBatch]:
 async def append(store: StreamStore, batches: list[RecordBatch]) -> None:
     waiting: list[asyncio.Future[Any]] = []
     for batch in batches:
-        waiting.append(await store.submit(BASIN, STREAM, batch))
+        submission = store.stream(BASIN, STREAM).append(batch)
+        waiting.append(submission.ack)
+        await submission.decided()
         if len(waiting) > 50:
             await waiting.pop(0)
     for ack in waiting:

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 
 from bench.bodies import noise
-from bench.store import BASIN, MIB, warm_kernels
+from bench.store import BASIN, MIB
 from bench.subjects import be_subject, measure
 from bench.table_archives import write_archive
 from streamfold import archive
@@ -182,7 +182,6 @@ CASES: dict[str, tuple[int, Case]] = {
 
 def measure_here(case: str, size: int) -> Found:
     """Measure one size in this process, with the settings that a server has."""
-    warm_kernels()
     tune_collector()
     tune_allocator()
     with (

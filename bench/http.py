@@ -42,7 +42,6 @@ from bench.store import (
     plain_python,
     processor_times,
     stolen_share,
-    warm_kernels,
 )
 from streamfold.server.main import loop_factory, tune_collector
 from streamfold.store import StoreSettings, open_store
@@ -159,7 +158,6 @@ def keep(results: dict[str, Any]) -> None:
 
 def run_as_a_server_would(backend: str, parent: Path, quick: bool) -> dict[str, Any]:
     """With the event loop and the garbage collection that `streamfold serve` has."""
-    warm_kernels()
     tune_collector()
     folder = Path(tempfile.mkdtemp(prefix="streamfold-bench-", dir=parent))
     try:

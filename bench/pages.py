@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import kept_conditions
-from bench.report import Benchmark, Curve, Row, Sample, publish
+from bench.report import FOLDER, Benchmark, Curve, Row, Sample, publish, write_index
+from streamfold.wording import noun
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "Streamfold"
@@ -26,7 +27,7 @@ def pair(measure: str, unit: str, ours: float, other: Mapping[str, float], *, mo
 
 
 def store(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """Acks of the store in one process, beside a bare write that is synced."""
+    """Acks of the store in one process, compared with a bare synced write."""
     (synced,) = (one for one in found if one["backend"] == "local+fsync")
     bare = {"bare write + fsync": synced["bare"]["p50_ms"]}
     alone = synced["acks"]["1 writers, 1 streams"]["p50_ms"]
@@ -40,7 +41,7 @@ def store(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def archive(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """Formats of an archive beside plain pyarrow."""
+    """Archive formats, compared with plain pyarrow."""
     plain = next(one for one in found if one["subject"] == "pyarrow.parquet")
     rows = []
     for one in found:
@@ -54,7 +55,7 @@ def archive(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def follow(found: dict[str, Any]) -> list[Row]:
-    """A restore with a snapshot beside a replay from the start."""
+    """A restore from a snapshot, compared with a replay from the start."""
     rows = []
     for point in found["points"]:
         beside = {"replay from the start": point["replay_s"]} if "replay_s" in point else {}
@@ -66,7 +67,7 @@ def follow(found: dict[str, Any]) -> list[Row]:
 
 
 def hostile(found: dict[str, Any]) -> list[Row]:
-    """One client beside hostile ones, and alone."""
+    """One client's latency among hostile clients, compared with the same client alone."""
     alone = {"alone": min(found["alone"]["p99_ms"], found["after"]["p99_ms"])}
     beside = found["beside"]["p99_ms"]
     return [
@@ -76,7 +77,7 @@ def hostile(found: dict[str, Any]) -> list[Row]:
 
 
 def fold(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """A re-base beside polars and DuckDB."""
+    """A re-base, compared with polars and DuckDB."""
     rows = []
     for count in dict.fromkeys(one["changes"] for one in found):
         by = {one["subject"]: one for one in found if one["changes"] == count}
@@ -88,7 +89,7 @@ def fold(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def spark_source(found: dict[str, Any]) -> list[Row]:
-    """The stream source beside Spark's own Parquet source and the SDK's loop."""
+    """The stream source, compared with Spark's own Parquet source and a loop over the SDK."""
     figures = found["full" if "full" in found else "quick"]["figures"]
     loop = figures["loop with the S2 client"]["per_second"]
     rows = []
@@ -104,7 +105,7 @@ def spark_source(found: dict[str, Any]) -> list[Row]:
 
 
 def rebase(found: dict[str, Any]) -> list[Row]:
-    """What a re-base writes, beside a rewrite of the whole table."""
+    """Bytes that a re-base writes, compared with a rewrite of the whole table."""
     rows = []
     for one in found["few_changes"]:
         whole = {"rewrite of all": one["bytes_of_a_full_rewrite"]}
@@ -113,20 +114,30 @@ def rebase(found: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def freshness(found: dict[str, Any]) -> list[Row]:
-    """How long a change of a stream takes to a committed diff, beside half an interval of waiting."""
-    half = {"half an interval": found["half_an_interval_s"]}
-    return [
-        pair("change to committed diff, p50", "s", found["p50_s"], half, more=False),
-        pair("change to committed diff, p99", "s", found["p99_s"], half, more=False),
-    ]
+def freshness(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """Latency from a stream change to a committed diff. On average, half an interval of it is waiting.
+
+    100 changes a second in all, spread over the tables; every change passes through Spark.
+    """
+    rows = []
+    for one in found:
+        half = {"half an interval": one["half_an_interval_s"]}
+        tables = noun(one["tables"], "table")
+        for share in ("p50", "p95", "p99"):
+            name = f"{one['tables']} {tables}: change to committed diff, {share}"
+            rows.append(pair(name, "s", one[f"{share}_s"], half, more=False))
+        for what in ("busy", "idle"):
+            name = f"{one['tables']} {tables}: cores of the snapshotter, {what}"
+            # Processes that end take their time with them: little may look like less than none.
+            rows.append(pair(name, "cores", max(one[f"cores_{what}"], 0.0), {}, more=False))
+    return rows
 
 
 def many_streams(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """A store with many streams beside one with 500: processor time, restart and memory.
+    """CPU time, restart time and memory of a store with many streams, compared with 500 streams.
 
-    Every stream is created by its first append. Then appends go to streams in turn, so that with many
-    of them most have left memory; and again after a restart, when all have.
+    Every stream is created by its first append. Then appends go to the streams in turn, so that of
+    many streams most have left memory, and again after a restart, when all have.
     """
     rows = []
     for result in found:
@@ -147,7 +158,7 @@ def many_streams(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def disk_space(found: dict[str, Any]) -> list[Row]:
-    """What a store takes of its disk, beside the bytes of the records that it holds."""
+    """Disk use of a store, compared with the bytes of its records."""
     rows = []
     for kind, run in found.items():
         for phase, figures in run["phases"].items():
@@ -163,7 +174,7 @@ def disk_space(found: dict[str, Any]) -> list[Row]:
 
 
 def aged(found: dict[str, Any]) -> list[Row]:
-    """A store after an hour of appends, trims and deletions, beside a new one, in turns."""
+    """A store after an hour of appends, trims and deletions, compared with a new one, in turns."""
     rows = []
     for what in found["new"][0]:
         name, _, unit = what.rpartition(", ")
@@ -182,7 +193,7 @@ def aged(found: dict[str, Any]) -> list[Row]:
 
 
 def over_http(found: dict[str, Any]) -> list[Row]:
-    """The server beside the same store in the process that measures, by their processor time."""
+    """CPU time of the server, compared with the same store inside the measuring process."""
     rows = []
     for backend, results in found.items():
         for one in results["rows"]:
@@ -195,7 +206,7 @@ def over_http(found: dict[str, Any]) -> list[Row]:
 
 
 def snapshotter_weight(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """A snapshotter from its start until all tables are published, with Spark in it."""
+    """Time and memory of a snapshotter with Spark, from its start until all tables are published."""
     rows = []
     for one in found:
         name = f"{one['tables']} x {one['rows']:,} rows"
@@ -209,7 +220,7 @@ def snapshotter_weight(found: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def postgres(found: dict[str, dict[str, float]]) -> list[Row]:
-    """Tables of PostgreSQL into streams, beside PostgreSQL's own programs on the same machine."""
+    """PostgreSQL tables into streams, compared with PostgreSQL's own programs on the same machine."""
     copied, load, backlog = found["first_copy"], found["pgbench"], found["backlog"]
     plain = {
         "COPY to a file": copied["copy_to_file_per_s"],
@@ -228,7 +239,7 @@ def postgres(found: dict[str, dict[str, float]]) -> list[Row]:
 
 
 def published(found: dict[str, float]) -> list[Row]:
-    """How long a commit in PostgreSQL takes to a committed diff, beside half an interval of waiting."""
+    """Latency from a PostgreSQL commit to a committed diff. On average, half an interval is waiting."""
     half = {"half an interval": found["half_an_interval_s"]}
     return [
         pair(f"commit to committed diff, {part}", "s", found[f"{part}_s"], half, more=False)
@@ -237,7 +248,7 @@ def published(found: dict[str, float]) -> list[Row]:
 
 
 def growth(found: dict[str, list[tuple[int, dict[str, float]]]]) -> list[Row]:
-    """Ten and a hundred times as many records, followers, snapshots and rows of a table."""
+    """Cost at ten and a hundred times as many records, followers, snapshots and table rows."""
     rows = []
     for case, sizes in found.items():
         _, first = sizes[0]
@@ -280,7 +291,7 @@ CURVES: dict[str, Callable[[Any], list[Curve]]] = {
 
 
 def console(found: dict[str, Any]) -> list[Row]:
-    """The console in Chromium: what a person waits for, beside what the browser needs without it."""
+    """How long a person waits for the console in Chromium, compared with a trivial page."""
     visible, scroll, large = found["visible"], found["scroll"], found["large"]
     paints = [Sample(OURS, found["paint_ms"]), Sample("page with one word", found["bare_paint_ms"])]
     ack, small = {"ack": visible["ack_p50_ms"]}, {"a small record": large["small_longest_ms"]}
@@ -299,19 +310,19 @@ def console(found: dict[str, Any]) -> list[Row]:
 PAGES: dict[str, tuple[str, Callable[[Any], list[Row]]]] = {
     "store": ("The store in one process", store),
     "follow": ("Restore from a snapshot", follow),
-    "hostile": ("Beside hostile clients", hostile),
+    "hostile": ("Under hostile clients", hostile),
     "archive": ("Archives: formats and rebuilding", archive),
     "fold": ("Folding changes into a base", fold),
-    "rebase": ("What a re-base writes", rebase),
+    "rebase": ("Re-base write volume", rebase),
     "freshness": ("From a change to a committed diff", freshness),
     "streams": ("Many streams", many_streams),
     "growth": ("Growth", growth),
-    "postgres": ("From PostgreSQL", postgres),
-    "publish": ("From a commit in PostgreSQL to a committed diff", published),
+    "postgres": ("PostgreSQL ingest", postgres),
+    "publish": ("From a PostgreSQL commit to a committed diff", published),
     "space": ("Space on disk", disk_space),
-    "aged": ("A store after an hour of writing", aged),
-    "http": ("What the server adds to the store", over_http),
-    "weight": ("The snapshotter's weight", snapshotter_weight),
+    "aged": ("An aged store", aged),
+    "http": ("Server overhead", over_http),
+    "weight": ("Snapshotter resource use", snapshotter_weight),
     "spark_source": ("Reading streams into Spark", spark_source),
     "console": ("The console in a browser", console),
 }
@@ -329,6 +340,7 @@ def main() -> None:
         command = f"python -m bench.{name}"
         publish(Benchmark(name, title, about, command, conditions, rows(found), curves))
         print(f"docs/benchmarks/{name}.md")
+    write_index(FOLDER)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,7 @@ import psycopg2
 from tests.ingest.postgres import binaries, execute, temporary_postgres
 
 from bench.serving import Served, serving
-from bench.store import BASIN, PathNotTakenError
-from streamfold.ingest.postgres import change_batches
-from streamfold.ingest.postgres.encoding import encoded_copy
+from bench.store import BASIN
 
 #: Tables of pgbench that have a key.
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers")
@@ -250,9 +248,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=30, help="of each load")
     parser.add_argument("--backend", default="file", help="memory or file")
     given = parser.parse_args()
-    # And cache them: the first use compiles them.
-    if not encoded_copy.load_kernel() or not change_batches.load_kernel():
-        raise PathNotTakenError("the kernels of the ingester are off: install the extra `postgres`")
     with (
         tempfile.TemporaryDirectory() as folder,
         temporary_postgres() as uri,

@@ -60,6 +60,43 @@ class Series(msgspec.Struct, frozen=True):
     phases: list[tuple[float, str]]
 
 
+class Headline(msgspec.Struct, frozen=True):
+    """A row that the first page shows, in words, and the subject it is compared with there."""
+
+    words: str
+    benchmark: str
+    measure: str
+    unit: str
+    subject: str
+    subject_name: str
+
+
+#: What somebody who skims should see, the worst included.
+HEADLINES = (
+    Headline(
+        "append p99 at a steady 20 MiB/s", "s2", "steady 20 MiB/s of 1 KiB for 45 s, ack p99",
+        "ms", "s2-lite", "s2-lite",
+    ),
+    Headline(
+        "fold 20 million changes into a table", "fold", "re-base of 20,000,000 changes",
+        "s", "duckdb", "DuckDB",
+    ),
+    Headline(
+        "catch-up read of 1 KiB records", "s2", "catch-up, 1024 B records",
+        "MiB/s", "s2-lite", "s2-lite",
+    ),
+    Headline(
+        "256-byte appends to 500 streams, S2", "s2",
+        "256 B appends, 500 streams, protobuf, h2", "acks/s", "s2-lite", "s2-lite",
+    ),
+    Headline(
+        "256-byte appends to 500 streams, Durable Streams", "durable",
+        "256 B appends to 500 streams, 100 connections", "acks/s", "Rust server",
+        "the official Rust server",
+    ),
+)  # fmt: skip
+
+
 class Benchmark(msgspec.Struct, frozen=True, omit_defaults=True):
     """One page: its rows, and the machine and conditions under which they were measured."""
 
@@ -94,10 +131,10 @@ def write_page(benchmark: Benchmark, folder: Path) -> None:
     lines += [f"`{benchmark.command}`", "", *table(benchmark.rows), ""]
     if compared(benchmark.rows):
         plot(benchmark, folder / f"{benchmark.name}.svg")
-        lines += [f"![How many times better than others]({benchmark.name}.svg)", ""]
+        lines += [f"![Ratio to the others; above 1 means better]({benchmark.name}.svg)", ""]
     if benchmark.curves:
         plot_curves(benchmark.curves, folder / f"{benchmark.name}-growth.svg")
-        lines += [f"![Cost as there is more of it]({benchmark.name}-growth.svg)", ""]
+        lines += [f"![Cost at growing sizes]({benchmark.name}-growth.svg)", ""]
     if benchmark.series:
         plot_series(benchmark.series, folder / f"{benchmark.name}-time.svg")
         lines += [f"![The run, minute by minute]({benchmark.name}-time.svg)", ""]
@@ -106,17 +143,53 @@ def write_page(benchmark: Benchmark, folder: Path) -> None:
     (folder / f"{benchmark.name}.md").write_text("\n".join(lines) + "\n")
 
 
+def headline_rows(benchmarks: Sequence[Benchmark]) -> list[tuple[Headline, Row, Sample]]:
+    """The rows of the first page, and the samples they are compared with, as far as measured."""
+    return [
+        (headline, row, sample)
+        for headline in HEADLINES
+        for benchmark in benchmarks
+        if benchmark.name == headline.benchmark
+        for row in benchmark.rows
+        if (row.measure, row.unit) == (headline.measure, headline.unit)
+        for sample in row.samples[1:]
+        if sample.subject == headline.subject
+    ]
+
+
+def headlines(benchmarks: Sequence[Benchmark], folder: Path) -> list[str]:
+    """One chart and its figures."""
+    rows = headline_rows(benchmarks)
+    if not rows:
+        return []
+    bars = [
+        (f"{headline.words}  ·  {headline.subject_name}", row.ratio(sample))
+        for headline, row, sample in rows
+    ]
+    plot_ratios(bars, folder / "headlines.svg")
+    lines = ["![Ratio to the others; above 1 means better](headlines.svg)", ""]
+    lines += ["| | Streamfold | other | ratio |", "|---|---|---|---|"]
+    lines += [
+        f"| {headline.words} | {number(row.samples[0].median)} {row.unit} | "
+        f"{headline.subject_name} {number(sample.median)} {row.unit} | "
+        f"[{row.ratio(sample):.2f}]({headline.benchmark}.md) |"
+        for headline, row, sample in rows
+    ]
+    return [*lines, ""]
+
+
 def write_index(folder: Path) -> None:
-    """The page that lists the others."""
+    """The page that lists the others, below one chart and its figures."""
+    benchmarks = kept(folder)
     lines = [
         "# Benchmarks",
         "",
-        "`make bench` writes these pages; each names its date and its machine. Machines differ and",
-        "shared ones are noisy, so anything that a figure is compared with was measured in the same",
-        "run: read the ratios. A ratio above 1 means that Streamfold is better, whether more or less",
-        "is wanted.",
+        *headlines(benchmarks, folder),
+        "`make bench` writes these pages; each names its date and machine. Machines differ, and shared",
+        "ones are noisy, so a figure and what it is compared with come from the same run: read the",
+        "ratios. A ratio above 1 means that Streamfold is better, for rates and for times alike.",
         "",
-        *(f"- [{one.title}]({one.name}.md)" for one in kept(folder)),
+        *(f"- [{one.title}]({one.name}.md)" for one in benchmarks),
     ]
     (folder / "README.md").write_text("\n".join(lines) + "\n")
 
@@ -162,18 +235,23 @@ def compared(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
 
 
 def plot(benchmark: Benchmark, target: Path) -> None:
-    """A bar for each ratio, on a logarithmic axis with 1 in the middle."""
+    """A bar for each ratio of a benchmark."""
+    bars = compared(benchmark.rows)
+    plot_ratios([(f"{measure}  ·  {subject}", ratio) for measure, subject, ratio in bars], target)
+
+
+def plot_ratios(bars: Sequence[tuple[str, float]], target: Path) -> None:
+    """A bar for each ratio, from the top, on a logarithmic axis with 1 in the middle."""
     pyplot = drawing()
-    bars = compared(benchmark.rows)[::-1]
-    labels = [f"{measure}  ·  {subject}" for measure, subject, _ in bars]
-    ratios = [ratio for _, _, ratio in bars]
+    labels, ratios = zip(*bars[::-1], strict=True)
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.32 * len(bars)))
     colours = ["#2a7de1" if ratio >= 1 else "#b8bec8" for ratio in ratios]
     axes.barh(labels, [ratio - 1 for ratio in ratios], left=1, color=colours)
     axes.axvline(1, color="#404854", linewidth=1)
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    axes.minorticks_off()
     axes.xaxis.set_major_formatter("{x:g}x")
-    axes.set_xlabel("Streamfold / other, in what is better")
+    axes.set_xlabel("times better than the other; below 1, worse")
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, target)
 

@@ -126,7 +126,9 @@ async def _submit_all(store: StreamStore, stream: str, message: bytes, batches: 
     batch = parse_append_input(message).batch
     acks = []
     for _ in range(batches):
-        acks.append(await store.submit(BASIN, stream, batch))
+        submission = store.stream(BASIN, stream).append(batch)
+        acks.append(submission.ack)
+        await submission.decided()
         await asyncio.sleep(0)  # else all would go into one commit; frames come one by one
     await asyncio.gather(*acks)
 

@@ -36,7 +36,6 @@ from bench.soak_ledger import Ledger, StreamLedger
 from bench.soak_load import Followers, Load, Pool, Reply, request, trim
 from bench.soak_verdicts import Moment, Verdict, judge, phase, statuses_of
 from bench.store import BASIN, MIB
-from streamfold.records import warm_up
 from streamfold.records.payload import decode
 from streamfold.server.main import loop_factory, tune_collector
 
@@ -277,7 +276,7 @@ async def run(options: argparse.Namespace, folder: Path, server: subprocess.Pope
     for stream in ledger.streams[::2]:
         live = f"/{BASIN}/{stream.name}?offset=now&live=sse" if stream.durable else None
         followers.follow(live or f"{stream.path}/records?tail_offset=0")
-    await soak.load.closed_loop(8, 5)  # opens streams, loads kernels
+    await soak.load.closed_loop(8, 5)  # opens streams
     tasks = [
         asyncio.create_task(work)
         for work in (soak.sample_for_ever(), soak.watch_itself(), soak.audit_for_ever())
@@ -349,10 +348,10 @@ def page(
         for name, attribute in _SERIES.items()
     ]
     lines = [
-        "Appends and reads of both faces arrive at random moments at 80 % of what the server could",
-        "do in the same minutes, beside followers, trims and retention; then ten times as many arrive,",
-        "then as many as before. Every acknowledged record is read back at its seq_num and compared by",
-        "its checksum.",
+        "Appends and reads through both faces arrive at random moments, at 80 % of the server's",
+        "capacity in the same minutes, along with followers, trims and retention; then ten times as",
+        "many, then as many as before. Every acknowledged record is read back at its seq_num and",
+        "compared by its checksum.",
         "",
         "| verdict | | figures |",
         "|---|---|---|",
@@ -411,7 +410,6 @@ def main() -> int:
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks/soak.md")
     options = parser.parse_args()
     busy = None if options.noisy else wait_until_quiet()
-    warm_up()
     tune_collector()
     command, began = f"python -m bench.soak --minutes {options.minutes:g}", time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="streamfold-soak-"))

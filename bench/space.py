@@ -14,19 +14,17 @@ import json
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.bodies import noise
-from bench.store import warm_kernels
 from streamfold.model.records import Record, trim_record
 from streamfold.server.main import loop_factory, tune_collector
 from streamfold.store import StoreSettings, StreamStore, open_store
 from streamfold.store.engine.location import open_location
 from streamfold.store.engine.slatedb import open_admin
-from streamfold.store.engine.slatedb_binding import read_manifest
 
 BASIN = "bench-basin"
 MIB = 1 << 20
@@ -60,15 +58,15 @@ class Footprint:
     async def by_kind(self) -> dict[str, int]:
         """Bytes of the files by what needs them."""
         admin = open_admin(open_location(self.folder.as_uri()))
-        newest = await read_manifest(admin)
-        young = _names(newest.l0)
-        runs = _names(view for run in newest.compacted for view in run.sst_views)
+        newest = await admin.read_manifest()
+        assert newest is not None
+        young = {view.file for view in newest.young}
+        runs = newest.files - young
         pinned = set()
         for checkpoint in newest.checkpoints:
-            manifest = await read_manifest(admin, checkpoint.manifest_id)
+            manifest = await admin.read_manifest(checkpoint.manifest_id)
             if manifest is not None:
-                pinned |= _names(manifest.l0)
-                pinned |= _names(view for run in manifest.compacted for view in run.sst_views)
+                pinned |= manifest.files
         kinds = dict.fromkeys(("log", "young", "runs", "pinned", "unnamed", "other"), 0)
         for path, size in sizes(self.folder):
             kind = "other"
@@ -98,10 +96,6 @@ class Footprint:
             phase: {name: round(value, 2) for name, value in figures.items()}
             for phase, figures in found.items()
         }
-
-
-def _names(views: Iterable[Any]) -> set[str]:
-    return {f"{view.sst.id.value}.sst" for view in views}
 
 
 def sizes(folder: Path) -> Iterator[tuple[Path, int]]:
@@ -196,7 +190,6 @@ class Run:
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:
-    warm_kernels()
     tune_collector()
     footprint = Footprint(folder)
     async with open_store(folder.as_uri(), StoreSettings()) as store:

@@ -29,9 +29,9 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.serving import serving
 from bench.store import BASIN, PathNotTakenError, plain_python, processor_times, stolen_share
 from streamfold.model.records import Record
-from streamfold.records.columns import encode_append
+from streamfold.records.protobuf import encode_append
 from streamfold.spark import local_session
-from streamfold.spark.stream.client import Connection, Endpoint, Streams
+from streamfold.spark.stream.client import Endpoint, ServerConnection, StreamCalls
 from streamfold.spark.stream.options import parse_source
 from streamfold.spark.stream.range_reads import transfer
 from streamfold.spark.stream.stored import StoredBasin
@@ -50,8 +50,8 @@ def fill(url: str, records: int) -> float:
     body = os.urandom(SIZE // 2).hex().encode()
     raw = encode_append(Record(body)) * APPEND
     began = time.perf_counter()
-    with Connection(Endpoint(url, BASIN)) as connection:
-        streams = Streams(connection)
+    with ServerConnection(Endpoint(url, BASIN)) as connection:
+        streams = StreamCalls(connection)
         for _ in range(records // APPEND):
             streams.append(STREAM, raw)
     return records / (time.perf_counter() - began)
@@ -59,7 +59,7 @@ def fill(url: str, records: int) -> float:
 
 def check_sessions(url: str) -> None:
     """Fail if reads would fall back from sessions, which are measured, to pages."""
-    with Connection(Endpoint(url, BASIN)) as connection:
+    with ServerConnection(Endpoint(url, BASIN)) as connection:
         if not any(len(piece) for piece in transfer(connection, STREAM, 0, 1, sessions=True)):
             raise PathNotTakenError("the session of a read returned nothing")
 

@@ -24,7 +24,6 @@ import psutil
 
 from bench.bodies import noise
 from streamfold.model.records import Record
-from streamfold.records import warm_up
 from streamfold.records.batch import RecordBatch
 from streamfold.server.main import loop_factory, tune_allocator, tune_collector
 from streamfold.store import ReadRequest, StoreSettings, StreamStore, from_seq_num, open_store
@@ -145,14 +144,7 @@ class PathNotTakenError(RuntimeError):
     """What was measured is not what the benchmark names."""
 
 
-def warm_kernels() -> None:
-    """Load the compiled kernels, without which the benchmarks measure their plain twins."""
-    if not warm_up():
-        raise PathNotTakenError("the record kernels are off: install the extra `fast`")
-
-
 async def run_backend(backend: str, folder: Path, quick: bool) -> dict[str, Any]:
-    warm_kernels()
     settings = StoreSettings(fsync=backend == "local+fsync")
     url = "memory:" if backend == "memory" else (folder / "store").as_uri()
     process = psutil.Process()
@@ -178,7 +170,6 @@ async def run_backend(backend: str, folder: Path, quick: bool) -> dict[str, Any]
 
 async def run_soak(folder: Path, seconds: float) -> None:
     """Full speed for long, with memory printed as it goes: it must stay flat."""
-    warm_up()
     process = psutil.Process()
     batch = RecordBatch.of([Record(b"x" * 1000)] * 100)
     async with open_store((folder / "store").as_uri()) as store:

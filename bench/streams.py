@@ -26,7 +26,6 @@ import psutil
 from bench.store import BASIN, MIB, bare_sync_loop
 from streamfold.model.configs import BasinConfig
 from streamfold.model.records import Record
-from streamfold.records import warm_up
 from streamfold.records.batch import RecordBatch
 from streamfold.server.main import loop_factory, tune_allocator, tune_collector
 from streamfold.store import StoreSettings, StreamStore, open_store
@@ -109,7 +108,6 @@ def touched(streams: int, most: int | None) -> Iterator[str]:
 async def run(
     streams: int, folder: Path, settings: StoreSettings, most: int | None
 ) -> dict[str, Any]:
-    warm_up()
     url = (folder / "store").as_uri()
     results: dict[str, Any] = {"streams": streams, "bare": bare_sync_loop(folder)}
     few = [f"few-{index}" for index in range(FEW)]

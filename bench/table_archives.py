@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamfold.archive import ArchiveWriter, Destination, Manifest, Mirrors, TableSchema
-from streamfold.archive.buckets import bucket_numbers
+from streamfold.archive.buckets import BUCKETING, SPLITMIX64, bucket_numbers
 from streamfold.archive.formats import format_of
 from streamfold.archive.manifest.positions import SEQ_NUM
 from streamfold.archive.write.artifacts import PartPlan, WrittenPart, write_part
-from streamfold.snapshotter.spark.tasks.fold import mark_bucketing
 
 #: Rows in a batch as they are made.
 ARRIVING = 50_000
@@ -80,7 +79,8 @@ async def write_archive(
     mirrors = Mirrors([destination], SEQ_NUM)
 
     async def bucketed(plan: PartPlan, batches: Iterable[pa.RecordBatch], b: int) -> WrittenPart:
-        return mark_bucketing(await write_part(plan, batches, mirrors, bucket=b))
+        marks = {BUCKETING: SPLITMIX64}
+        return await write_part(plan, batches, mirrors, bucket=b, marks=marks)
 
     plan = writer.plan_base("0")
     base = [

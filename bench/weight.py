@@ -28,8 +28,8 @@ from bench.serving import serving
 from bench.store import BASIN, MIB, PathNotTakenError, plain_python
 from bench.subjects import LOOK, Usage
 from streamfold.model.records import Record
-from streamfold.records.columns import encode_append
-from streamfold.spark.stream.client import Connection, Endpoint, Streams
+from streamfold.records.protobuf import encode_append
+from streamfold.spark.stream.client import Endpoint, ServerConnection, StreamCalls
 
 #: Records of one append.
 APPEND = 500
@@ -41,8 +41,8 @@ TIMEOUT, REST = 900, 5
 
 def fill(url: str, stream: str, rows: int) -> None:
     """Append one insert per row."""
-    with Connection(Endpoint(url, BASIN)) as connection:
-        streams = Streams(connection)
+    with ServerConnection(Endpoint(url, BASIN)) as connection:
+        streams = StreamCalls(connection)
         for first in range(0, rows, APPEND):
             changes = (_insert(key) for key in range(first, min(rows, first + APPEND)))
             streams.append(stream, b"".join(encode_append(Record(change)) for change in changes))
