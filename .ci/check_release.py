@@ -22,6 +22,9 @@ def main(tag: str) -> str:
     chart = Path("deploy/helm/streamfold/Chart.yaml").read_text()
     if f'appVersion: "{version}"' not in chart:
         raise SystemExit(f"appVersion of the Helm chart is not {version}: set it in Chart.yaml")
+    crate = Path("native/Cargo.toml").read_text()
+    if f'\nversion = "{version}"' not in crate:
+        raise SystemExit(f"version of the crate is not {version}: set it in native/Cargo.toml")
     sections = re.split(r"^## ", Path("CHANGELOG.md").read_text(), flags=re.MULTILINE)
     for section in sections:
         title, _, notes = section.partition("\n")

