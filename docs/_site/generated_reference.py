@@ -1,8 +1,8 @@
-"""Writes the reference pages that the code itself is the source of, whenever the site is built.
+"""Writes the reference pages whose source is the code, whenever the site is built.
 
-They are below `docs/reference/generated`, which is not kept: the verbs of the command line with their
-options, variables and settings with their defaults, every error with its code, every metric of a
-running server, and the routes of both protocols.
+They are below `docs/reference/generated`, which is not kept: all commands with their options, variables
+and settings with their defaults, every error with its code, every metric of a running server, and the
+routes of both protocols.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import cleandoc
@@ -26,7 +27,8 @@ from streamfold.errors import StreamfoldError
 from streamfold.server.config import Configuration
 from streamfold.server.http.router import Route
 from streamfold.server.main import running_server
-from streamfold.snapshotter.config import describe, read_configuration
+from streamfold.snapshotter.config.model import describe
+from streamfold.snapshotter.config.tables import read_configuration
 from streamfold.snapshotter.errors import ConfigurationError
 from streamfold.wire.s2.errors import CODES, OWN_CODES, describe_failure
 
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
 _WITH_ERRORS = ("archive", "follow", "ingest", "snapshotter", "spark")
 #: Metrics of the Python runtime, which its own documentation describes.
 _FOREIGN = ("python_", "process_")
+#: A parameter for tests alone, with its type and its default: the clock, new ids, an engine that fails.
+_TEST_HOOK = re.compile(
+    r"(?:, )?\b(?:now|new_id|opener|disk_usage): "
+    r"(?:[^,()\[\]=]|\[(?:[^\[\]]|\[[^\]]*\])*\])* = "
+    r"(?:[^,()\[\]]|\[(?:[^\[\]]|\[[^\]]*\])*\]|\((?:[^()]|\([^()]*\))*\))*"
+)
 #: What a configuration of the snapshotter must say; everything else has a default.
 _REQUIRED: dict[str, Any] = {
     "source": {"server": "http://localhost:8080", "table": "orders"},
@@ -52,6 +60,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Let Sphinx call this before it reads the pages."""
     app.connect("builder-inited", lambda _: write_pages(Path(app.srcdir)))
     app.connect("autodoc-process-docstring", lambda *given: mark_code(given[-1]))
+    app.connect("autodoc-process-signature", lambda *event: without_test_hooks(*event[5:]))
     return {"parallel_read_safe": True}
 
 
@@ -86,10 +95,19 @@ def mark_code(lines: list[str]) -> None:
         lines.append(line)
 
 
+def without_test_hooks(
+    arguments: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """Remove the parameters from a signature that only tests pass; None leaves it as it is."""
+    if arguments is None:
+        return None
+    shown = _TEST_HOOK.sub("", arguments).replace("*)", ")").replace(", )", ")")
+    return None if shown == arguments else (shown, returned)
+
+
 async def _ask_a_server() -> tuple[str, list[Route]]:
     """What a server in memory says of its metrics, and its routes."""
-    for chatty in ("_granian", "httpx"):  # a build prints warnings alone
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a build prints warnings alone
     async with running_server(Configuration(host="127.0.0.1", port=0, access_log=False)) as server:
         url = f"http://127.0.0.1:{server.port}/metrics"
         async with httpx.AsyncClient() as client:
@@ -101,9 +119,9 @@ async def _ask_a_server() -> tuple[str, list[Route]]:
 
 
 def commands_page() -> str:
-    """Every verb with its options, as `--help` shows them."""
+    """Every command with its options, as `--help` shows them."""
     root = click.Context(command_line, info_name="streamfold")
-    lines = ["# Verbs and options", "", _made("`streamfold VERB --help`"), ""]
+    lines = ["# Commands and options", "", _made("`streamfold COMMAND --help`"), ""]
     known: dict[int, str] = {}
     for title, context, verb in _verbs(command_line, root):
         first = known.setdefault(id(verb.callback), title)
@@ -142,10 +160,10 @@ def _verb(context: click.Context, verb: click.Command) -> list[str]:
 
 
 def configuration_page() -> str:
-    """Every variable that stands for an option, and every setting of the snapshotter, with defaults."""
+    """Every environment variable, and every snapshotter setting with its default."""
     lines = ["# Variables and settings", "", _made("the options and the model"), ""]
-    lines += ["## Variables", "", "An option that is given comes before its variable.", ""]
-    lines += ["| variable | option | of |", "|---|---|---|"]
+    lines += ["## Variables", "", "An option overrides its variable.", ""]
+    lines += ["| variable | option | command |", "|---|---|---|"]
     found: dict[tuple[str, str], list[str]] = {}
     root = click.Context(command_line, info_name="streamfold")
     for title, _, verb in _verbs(command_line, root):
@@ -158,13 +176,12 @@ def configuration_page() -> str:
     ]
     lines += [
         "",
-        "The variables that find a server and its tokens are in [the command line](../cli.md).",
+        "[The command line](../cli.md) has the variables for a server and its tokens.",
         "",
-        "## Settings of the snapshotter",
+        "## Snapshotter settings",
         "",
-        "[Their page](../snapshotter-config.md) says what each means, and what holds without a",
-        "default. Defaults are those of a table `orders`; `destinations`, `events` and `decoder` have",
-        "options by their kind.",
+        "[Snapshotter configuration](../snapshotter-config.md) explains each setting. The defaults are",
+        "those of a table `orders`; `destinations`, `events` and `decoder` have options by their kind.",
         "",
     ]
     lines += ["| setting | default |", "|---|---|"]
@@ -198,13 +215,13 @@ def _settings() -> list[str]:
 
 
 def errors_page() -> str:
-    """The tree of errors: what each means, whether it is definite, and what an HTTP client gets."""
+    """The error tree: meaning, whether it is definite, and the HTTP response."""
     for package in _WITH_ERRORS:
         import_module(f"streamfold.{package}.errors")
     lines = ["# Errors", "", _made("`streamfold.errors`"), ""]
     lines += [
-        "The code is stable. *Definite* means that the failed call certainly changed nothing; after",
-        "any other error its outcome is unknown: read before you repeat it.",
+        "Codes are stable. *Definite* means that the failed call certainly changed nothing. After any",
+        "other error the outcome is unknown: read before you repeat the call.",
         "",
         "| error | code | definite | meaning |",
         "|---|---|---|---|",
@@ -221,7 +238,7 @@ def errors_page() -> str:
         for code, known in codes
     ]
     unexpected = describe_failure(RuntimeError())
-    lines += ["", "An error that has no code of its own is answered like this:", "", "```json"]
+    lines += ["", "The response to an error without its own code:", "", "```json"]
     lines += [json.dumps(json.loads(unexpected.body)), "```", ""]
     return "\n".join(lines)
 
@@ -240,7 +257,7 @@ def _tree(
 
 def metrics_page(exposition: str) -> str:
     """Every series of a server's `/metrics`."""
-    lines = ["# Metrics of a server", "", _made("`GET /metrics`"), ""]
+    lines = ["# Server metrics", "", _made("`GET /metrics`"), ""]
     lines += ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in text_string_to_metric_families(exposition):
         if family.name.startswith(_FOREIGN):
@@ -256,7 +273,7 @@ def metrics_page(exposition: str) -> str:
 
 
 def routes_page(routes: list[Route]) -> str:
-    """Every route with the right that it needs, and the OpenAPI files."""
+    """Every route with the right it needs, and the OpenAPI files."""
     lines = ["# Routes", "", _made("the router of a server"), ""]
     for name, described in descriptions(routes).items():
         lines += [f"## {described['info']['title']}", ""]

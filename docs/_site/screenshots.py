@@ -33,7 +33,11 @@ FOLDER = Path(__file__).parents[1] / "console"
 BASIN, STREAM, TOKEN = "shop-basin", "orders", "root-token-of-the-screenshots"
 SIZES = {"wide": (1280, 800), "narrow": (380, 760)}
 #: Pages that are longer than a screen, and shown whole.
-LONG = ("overview", "table")
+LONG = ("overview", "table", "first-steps")
+#: Milliseconds that a page may take on a busy machine.
+TIMEOUT = 180_000
+#: Milliseconds that a page takes to show a chart or a rate.
+WAITS = {"overview": 8_000, "basin": 7_000, "groups": 7_000, "usage": 1_500}
 STATES = ("new", "paid", "packed", "sent")
 
 
@@ -194,10 +198,14 @@ def pages(tables: Path) -> dict[str, tuple[str, Callable[[Page], None]]]:
         "basin": (f"basins/{BASIN}", wait_for("payments")),
         "records": (stream, show_record),
         "append": (stream, open_append),
+        "latest": (f"{stream}?tab=latest&key=%24.id", wait_for("60 keys")),
         "snapshots": (f"{stream}?tab=snapshots", wait_for("Covers all before")),
         "forks": (f"basins/{BASIN}/invoices?tab=forks", wait_for("invoices-audit")),
         "producers": (f"basins/{BASIN}/invoices?tab=producers", wait_for("billing-eu")),
-        "usage": (f"{stream}?tab=usage", wait_for("stored")),
+        "usage": (f"{stream}?tab=usage", wait_for("Records by time")),
+        "filter": (f"{stream}?filter=%24.state%3Dpaid", wait_for("Download matches")),
+        "groups": (f"basins/{BASIN}?view=groups", wait_for("sessions/")),
+        "servers": ("servers", wait_for("It serves the store")),
         "tables": ("tables", wait_for("public.orders")),
         "table": (table, show_table),
         "tokens": ("tokens", wait_for("reader")),
@@ -212,6 +220,7 @@ def main() -> None:
         publishing() as published,
         serving("--local-root", data, "--tables", published) as port,
         serving("--auth") as guarded,
+        serving() as empty,
         sync_playwright() as playwright,
     ):
         tables, shop, stop = Path(published), Shop(port), threading.Event()
@@ -231,17 +240,19 @@ def main() -> None:
             for name, (path, wait) in pages(tables).items()
         }
         shown["login"] = (f"http://127.0.0.1:{guarded}/console/", wait_for("Access token"))
+        shown["first-steps"] = (f"http://127.0.0.1:{empty}/console/", wait_for("First steps"))
         for size, (width, height) in SIZES.items():
             for theme in ("light", "dark"):
                 viewport = ViewportSize(width=width, height=height)
                 context = browser.new_context(viewport=viewport, color_scheme=theme)
+                context.set_default_timeout(TIMEOUT)
                 for name in sys.argv[1:] or shown:
                     address, wait = shown[name]
                     page = context.new_page()
                     page.goto(address)
                     wait(page)
                     # Charts need some readings; everything else is there.
-                    page.wait_for_timeout(8_000 if name == "overview" else 300)
+                    page.wait_for_timeout(WAITS.get(name, 300))
                     page.evaluate("scrollTo(0, 0)")
                     taken = Image.open(BytesIO(page.screenshot(full_page=name in LONG)))
                     # 256 colours are enough, in a third of the size, if rare ones are kept.
