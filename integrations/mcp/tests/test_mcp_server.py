@@ -202,6 +202,8 @@ async def test_sql_reads_the_named_archives_and_nothing_else(s2: S2, tmp_path: P
         found = await call(client, "archive_sql", **query)
         assert {row[0]: row[1] for row in found["rows"]} == HISTORY["31"]
         assert (found["columns"], found["has_more"]) == (["id", "name"], False)
+        long = query | {"statement": "select repeat('x', 100_000) from users limit 1"}
+        assert "too_large: row 0 has 100,0" in await refusal(client, "archive_sql", **long)
         before = await call(client, "archive_sql", **query, position="14", limit=1)
         assert len(before["rows"]) == 1
         assert before["has_more"] is (len(HISTORY["14"]) > 1)

@@ -71,8 +71,14 @@ async def _query(
             columns = batch.schema.names
             for row in batch.to_pylist():
                 values = msgspec.to_builtins(list(row.values()), enc_hook=str)
-                used += len(msgspec.json.encode(values))
-                more = len(rows) == limit or (bool(rows) and used > RESULT_BYTES)
+                size = len(msgspec.json.encode(values))
+                if size > RESULT_BYTES:
+                    raise ToolError(
+                        f"too_large: row {len(rows)} has {size:,} bytes, and a result at most "
+                        f"{RESULT_BYTES:,}; select fewer columns, or a part of a long one"
+                    )
+                used += size
+                more = len(rows) == limit or used > RESULT_BYTES
                 if more:
                     break
                 rows.append(values)
