@@ -1,7 +1,7 @@
 """Streamfold: a durable stream store with built-in snapshots.
 
-What applications use is here, and is imported when it is first used; everything else is private by
-convention. A store inside this process:
+Applications use the names exported here, which are imported on first use. Everything else is
+private by convention. A store inside this process:
 
     import asyncio
     import streamfold
@@ -14,11 +14,11 @@ convention. A store inside this process:
 
     asyncio.run(main())
 
-- `open_store` opens a store; `Record`, `ReadRequest` and `from_seq_num`, `from_tail`, `from_timestamp`
-  are what its methods take.
-- `connect` returns a client of a server: of this one, or of any S2 endpoint.
+- `open_store` opens a store. Its methods take `Record`, `ReadRequest` and `from_seq_num`,
+  `from_tail` or `from_timestamp`.
+- `connect` returns a client for a server: Streamfold's, or any S2 endpoint.
 - `streamfold.follow` restores a state from its newest snapshot and follows its stream.
-- `streamfold.ingest` fills streams from tables of PostgreSQL.
+- `streamfold.ingest` fills streams from PostgreSQL tables.
 - `streamfold.archive` reads and writes tables published as files: `streamfold.archive.open(url)`.
 - `streamfold.spark` has the data sources for Spark, `streamfold.testing` the conformance kits.
 - `streamfold.errors` has every error, with stable codes.

@@ -21,22 +21,22 @@ def pause_after(
     rng: random.Random = _RNG,
     spread: tuple[float, float] = (0.5, 1.0),
 ) -> float:
-    """Return how long to wait after so many failures in a row, in the unit of `first`.
+    """Return how long to wait after this many failures in a row, in the unit of `first`.
 
-    It doubles from `first` to `longest`, times a random factor from `spread`: callers that lost one
-    service do not return to it all at once.
+    The pause doubles from `first` to `longest`, times a random factor from `spread`, so that
+    callers that lost one service do not all return to it at once.
     """
-    # 2**64 of anything is beyond `longest`; a larger exponent would only overflow.
+    # 2**64 times any pause is beyond `longest`. A larger exponent would only overflow.
     return min(longest, first * 2.0 ** min(failures - 1, 64)) * rng.uniform(*spread)
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses that double from `first` to `longest` seconds, each up to half shorter at random."""
+    """Pauses that double from `first` to `longest` seconds, each randomly up to half shorter."""
 
     first: float = 0.1
     longest: float = 10.0
-    #: Consecutive failures after which `wait` gives up; None = never.
+    #: Consecutive failures after which `wait` gives up, or None for never.
     attempts: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,16 +46,16 @@ class Backoff:
             )
 
     def pause(self, failures: int, rng: random.Random = _RNG) -> float:
-        """Return how long to wait after so many failures in a row."""
+        """Return how many seconds to wait after this many failures in a row."""
         return pause_after(failures, self.first, self.longest, rng)
 
     async def wait(self, failures: int, error: StreamfoldError) -> None:
-        """Wait after so many failures in a row. Raises `error` once the attempts are used up."""
+        """Wait after this many failures in a row. Raises `error` once the attempts are used up."""
         if self.attempts is not None and failures >= self.attempts:
             raise error
         logger.warning("trying again after failure %d: %s", failures, error)
         await asyncio.sleep(self.pause(failures))
 
 
-#: For processes that run unattended and retry without end.
+#: For processes that run unattended and retry indefinitely.
 UNATTENDED: Final = Backoff(first=0.5, longest=60.0)

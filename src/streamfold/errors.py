@@ -1,9 +1,9 @@
 """All errors that Streamfold raises, grouped by what a caller does next.
 
-`code` is stable and sent to clients. `definite`: whether the failed call certainly changed nothing.
-An error that nobody catches by name has a `code` but no class of its own. Independent packages
-(`archive`, `follow`, `ingest`, `snapshotter`, `spark`) add leaves to these groups in their `errors.py`.
-Errors cross process boundaries unchanged, pickled or as JSON (`to_wire`, `from_wire`).
+`code` is stable and sent to clients. `definite` says whether the failed call certainly changed
+nothing. An error that nobody catches by name has a `code` but no class of its own. Independent
+packages (`archive`, `follow`, `ingest`, `snapshotter`, `spark`) add leaves to these groups in their
+`errors.py`. Errors cross process boundaries unchanged, pickled or as JSON (`to_wire`, `from_wire`).
 
     StreamfoldError
     ├── InvalidError                      fix the request
@@ -80,7 +80,7 @@ class StreamfoldError(Exception):
         super().__init__(message)
         self.message = message
         if code is not None:
-            self.code = code  # of an error without a class of its own
+            self.code = code  # for an error without a class of its own
         if public_message is not None:
             self.public_message = public_message
 
@@ -165,7 +165,7 @@ class TooLargeError(InvalidError):
 
 
 class NotFoundError(StreamfoldError):
-    """A named thing does not exist."""
+    """A thing named in the request does not exist."""
 
     code = "not_found"
 
@@ -439,7 +439,7 @@ class ServerBusyError(RetryLaterError):
 
 
 class NotActiveError(RetryLaterError):
-    """Another server has or may have the store. This one stands by."""
+    """Another server has, or may have, the store. This server stands by."""
 
 
 class BlobUnavailableError(RetryLaterError):
@@ -465,7 +465,7 @@ class BlobOutcomeUnknownError(OutcomeUnknownError):
 
 
 class WriterFencedError(StreamfoldError):
-    """Another process opened this store for writing. This one may never write to it again."""
+    """Another process opened this store for writing. This process may never write to it again."""
 
     code = "writer_fenced"
     definite = False
@@ -477,7 +477,7 @@ class WriterFencedError(StreamfoldError):
 
 
 class LeaseLostError(WriterFencedError):
-    """Another server has the store's lease. This one acknowledges nothing any more."""
+    """Another server has the store's lease. This server no longer acknowledges anything."""
 
     def __init__(self, owner: str) -> None:
         StreamfoldError.__init__(
@@ -499,7 +499,7 @@ class DataCorruptError(StorageError):
 
 
 class DeviceFailedError(StorageError):
-    """The device failed to store a write. Its contents are now unknown."""
+    """The device failed to store a write. The device's contents are now unknown."""
 
     code = "device_failed"
     definite = False

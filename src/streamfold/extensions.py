@@ -1,14 +1,15 @@
 """Extension points for other packages.
 
-Each kind (event sinks, formats, decoders, destinations, codecs) has one `Registry`. One object declares
-an extension: its id, summary, capabilities, options and how to open it. Streamfold's own are listed in
-their registry. Others are entry points of installed packages, by id in the registry's group:
+Each kind (event sinks, formats, decoders, destinations, codecs) has one `Registry`. One object
+declares an extension: its id, summary, capabilities, options and how to open it. Streamfold's own
+are listed in their registry. Others are entry points of installed packages, by id in the registry's
+group:
 
     [project.entry-points."streamfold.sinks"]
     file = "acme_sinks:FILE"
 
-Nothing is imported before it is used. Spark executors find the extensions that are installed there. A
-declaration should be cheap to import, so import large libraries in `open`.
+Nothing is imported before it is used. Spark executors find the extensions that are installed on
+them. A declaration should be cheap to import, so import large libraries in `open`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ExtensionBrokenError(InvalidError):
 class Registry(Generic[E]):
     """The extensions of one kind by id.
 
-    `builtin` has Streamfold's own as `module:attribute`. Other packages cannot reuse their ids.
+    `builtin` lists Streamfold's own as `module:attribute`. Other packages cannot reuse their ids.
     """
 
     def __init__(self, group: str, noun: str, kind: type[E], builtin: Mapping[str, str]) -> None:
@@ -148,7 +149,7 @@ class Registry(Generic[E]):
 
 
 def must_be_one_of(ids: Iterable[str], unknown: str) -> str:
-    """Return the rule that `unknown` breaks, with the id probably meant."""
+    """Return the rule that `unknown` breaks, with the id that was probably meant."""
     names = list(ids)
     near = difflib.get_close_matches(unknown, names, 1)
     return f"must be one of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")

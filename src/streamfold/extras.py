@@ -11,7 +11,7 @@ from streamfold.errors import StreamfoldError
 
 
 class ExtraMissingError(StreamfoldError, ModuleNotFoundError):
-    """A package of an extra that is not installed. Also a `ModuleNotFoundError`."""
+    """Raised if a package of an extra is not installed. Also a `ModuleNotFoundError`."""
 
     code = "extra_missing"
     name = ""  # hides ImportError's, which is not an instance field
@@ -47,7 +47,7 @@ def needing_extra(extra: str) -> Iterator[None]:
 def lazy_exports(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
     """Return the `__getattr__` of `package`, which imports names on first use.
 
-    `names` lists each module's names.
+    `names` lists the names that each module exports.
     """
     modules = {name: module for module, exported in names.items() for name in exported}
 

@@ -1,8 +1,8 @@
 """HTTP requests to other servers, with one library and one set of rules.
 
 Requests go exactly to their URL, regardless of redirects and proxy variables. Responses are not
-decompressed, so a small one never becomes large. Uses httpx's transports without its client, which logs
-whole URLs (upstream defect 16), and some contain secrets.
+decompressed, so a small one never becomes large. Uses httpx's transports without its client, which
+logs whole URLs (upstream defect 16), some of which contain secrets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import httpx
 _READ_BYTES = 1 << 20
 #: httpx's defaults: connections per transport, and seconds that one may be idle.
 _CONNECTIONS_MAX, _IDLE_SECONDS = 100, 5.0
-#: For servers without TLS. Trusts no certificate.
+#: For servers without TLS. Trusts no certificates.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

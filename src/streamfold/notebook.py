@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-#: Maximum rows of a table, which shows the last ones: notebooks are saved with their output.
+#: Maximum rows of a table, which shows only the last ones, because notebooks are saved with output.
 ROWS_MAX = 50
-#: Maximum characters shown of a body.
+#: Maximum characters of a body that are shown.
 _BODY_MAX = 100
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table with a title. None is an empty cell."""
+    """Return a table with a title. None gives an empty cell."""
     shown = list(rows)
     left_out = len(shown) - ROWS_MAX
     if left_out > 0:

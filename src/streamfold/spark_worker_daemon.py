@@ -1,10 +1,11 @@
-"""PySpark's worker daemon without a traceback for each worker that Spark drops.
+"""PySpark's worker daemon, without a traceback for each worker that Spark drops.
 
-Spark closes the connection of a worker whose remaining rows it does not need, as `show` and `limit` do,
-or that was idle for a minute. PySpark's daemon then prints a `BrokenPipeError` (upstream defect 11). A
-failure of the user's code is not affected: the worker reports it to Spark.
+Spark closes the connection to a worker that was idle for a minute, or whose remaining rows it does
+not need, as with `show` and `limit`. PySpark's daemon then prints a `BrokenPipeError` (upstream
+defect 11). Failures of the user's code are unaffected: the worker reports them to Spark.
 
-Outside `streamfold.spark`, because a process that forks must not import what starts threads.
+Kept outside `streamfold.spark`, because a process that forks must not import anything that starts
+threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces of this process, if its environment names an endpoint for them.
+"""OpenTelemetry traces of this process, if the environment names an endpoint for them.
 
 The standard variables configure everything: `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`,
-`OTEL_TRACES_SAMPLER` and so on. Without an endpoint, nothing of OpenTelemetry is imported.
+`OTEL_TRACES_SAMPLER` and so on. Without an endpoint, no part of OpenTelemetry is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _tracer: Tracer | None = None
 
 
 def is_exported(signal: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment asks for the export of a signal, `traces` or `metrics`, by OTLP."""
+    """Return whether the environment enables OTLP export of a signal, `traces` or `metrics`."""
     upper = signal.upper()
     endpoints = (f"OTEL_EXPORTER_OTLP_{upper}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     return (
@@ -39,7 +39,7 @@ def warn_not_installed(error: ImportError) -> None:
 
 
 def span(name: str, **attributes: str | int) -> AbstractContextManager[object]:
-    """A span around a block that runs seldom; nothing if this process has no tracer."""
+    """Return a span for a block that runs rarely, or a null context if this process has no tracer."""
     if _tracer is None:
         return nullcontext()
     return _tracer.start_as_current_span(name, attributes=attributes)
@@ -47,9 +47,9 @@ def span(name: str, **attributes: str | int) -> AbstractContextManager[object]:
 
 @contextmanager
 def tracing() -> Iterator[Tracer | None]:
-    """Export spans while the context lasts, and the last ones when it is left.
+    """Export spans during the block, and flush the last ones when it ends.
 
-    Yields None if the environment asks for none.
+    Yields None if the environment does not enable traces, or OpenTelemetry is not installed.
     """
     global _tracer
     if not is_exported("traces"):

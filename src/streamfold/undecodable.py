@@ -1,6 +1,6 @@
 """The exceptions that msgspec raises for undecodable bytes.
 
-Separate from `errors`, which commands load that decode nothing.
+Separate from `errors`, which commands that decode nothing also load.
 """
 
 from __future__ import annotations

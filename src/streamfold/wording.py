@@ -6,14 +6,14 @@ import os
 import re
 from typing import Final
 
-#: The number at the start of an OSError's text. asyncio follows it with an address, not the cause.
+#: The number at the start of an OSError's text. After it, asyncio gives an address, not the cause.
 _NUMBER: Final = re.compile(r"\[Errno (-?\d+)\] (?:Connect call failed \('([^']*)', (\d+)[^)]*\))?")
-#: The start of asyncio's messages about several addresses of one name.
+#: The start of asyncio's messages about several addresses for one name.
 _SEVERAL: Final = "Multiple exceptions: "
 
 
 def noun(count: int, one: str, many: str = "") -> str:
-    """Return `one` for a count of 1, else `many` or `one` with an s."""
+    """Return `one` for a count of 1, else `many`, which defaults to `one` with an s."""
     return one if count == 1 else many or f"{one}s"
 
 

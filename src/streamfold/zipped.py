@@ -17,14 +17,14 @@ from types import ModuleType
 from typing import Final
 from zipimport import zipimporter
 
-#: The extension in the package, and the file that names its platform.
+#: The extension module in the package, and the file that names its platform.
 EXTENSION: Final = "_native.abi3.so"
 PLATFORM: Final = "_native.platform"
 _NAME: Final = "streamfold._native"
 
 
 class _TemporaryLoader(ExtensionFileLoader):
-    """Deletes the file's folder once it is loaded."""
+    """Deletes the file's folder once the module is loaded."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         try:

@@ -1,4 +1,4 @@
-"""A table published as files that anyone can rebuild without a server."""
+"""Tables published as files that anyone can rebuild without a server."""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,10 @@
 """Key buckets: a key maps to the same bucket on every machine and in every version.
 
 Libraries promise no stable hash, so this module defines one. Each key field becomes 64-bit words.
-Whole numbers, dates and times are one word. Text and bytes are eight-byte little-endian words,
-padded with zeros. Decimals are hashed as text without trailing zeros. Words are mixed with
-SplitMix64. Wider types of a value produce the same words, so a key keeps its bucket when its column
-widens. The bucket count is a power of two: a bucket of 8 splits into two of 16 without reading any
-other.
+Integers, dates and times are one word. Text and bytes are eight-byte little-endian words, padded
+with zeros. Decimals are hashed as text without trailing zeros. Words are mixed with SplitMix64. A
+value produces the same words in a wider type, so a key keeps its bucket when its column widens. The
+bucket count is a power of two: a bucket of 8 splits into two of 16 without reading any other.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from streamfold.errors import InvalidError
 Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
-#: Part field that names the hash that chose its bucket, and the name of this hash. A writer that
+#: Part field that names the hash which chose its bucket, and the name of this hash. A writer that
 #: sets it also marks every part of a diff that empties the table.
 BUCKETING, SPLITMIX64 = "bucketing", "splitmix64"
-#: Part field that marks a diff that first empties the table. Readers of one bucket need it, since
+#: Part field that marks a diff which first empties the table. Readers of one bucket need it, since
 #: only the diff's first part holds the TRUNCATE.
 TRUNCATES = "truncates"
 #: Target bytes of one bucket of a base, in its first format: a task holds and rewrites this much.
 BUCKET_BYTES = 64 << 20
-#: Bounds the manifest, which names every part.
+#: Maximum buckets, which bounds the manifest, because it names every part.
 BUCKETS_MAX = 4096
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -40,7 +39,7 @@ _WORD = 8
 
 
 def bucket_count(size_bytes: int, least: int = 1, bucket_bytes: int = BUCKET_BYTES) -> int:
-    """Return the power of two, at least `least`, that keeps buckets within `bucket_bytes`.
+    """Return the smallest power of two, at least `least`, that keeps buckets within `bucket_bytes`.
 
     Capped at `BUCKETS_MAX`.
     """
@@ -116,7 +115,7 @@ def _layout(column: pa.Array) -> tuple[Numbers, Numbers, npt.NDArray[np.uint8]]:
 
 
 def _mixed(words: Any) -> Words:
-    """SplitMix64: every bit of the input changes about half of the output's."""
+    """Return words mixed by SplitMix64, where each input bit changes about half of the output bits."""
     with np.errstate(over="ignore"):
         z: Words = words.astype(np.uint64, copy=False) + _GAMMA
         z = (z ^ (z >> np.uint64(30))) * _FIRST

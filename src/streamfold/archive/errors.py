@@ -1,4 +1,4 @@
-"""What goes wrong with archives, as classes of the one tree in `streamfold.errors`.
+"""Archive errors, as classes of the tree in `streamfold.errors`.
 
 InvalidError
 ├── PositionInvalidError              give a position of the table's order, after the head
@@ -33,13 +33,13 @@ from streamfold.errors import (
 
 
 class PositionInvalidError(InvalidError):
-    """A position is missing, not of the table's order, or not after the one before it."""
+    """A position is missing, does not fit the table's order, or is not after the one before it."""
 
     code = "position_invalid"
 
 
 class SchemaIncompatibleError(InvalidError):
-    """A column changed in a way that existing files cannot follow; nothing was committed."""
+    """A column changed in a way that existing files cannot follow. Nothing was committed."""
 
     code = "schema_incompatible"
 
@@ -52,7 +52,7 @@ class SchemaIncompatibleError(InvalidError):
 
 
 class ManifestNotFoundError(NotFoundError):
-    """No archive exists at that address."""
+    """There is no archive at that address."""
 
     code = "manifest_not_found"
 
@@ -64,25 +64,25 @@ class PositionPrunedError(NotFoundError):
 
 
 class ChainGapError(ConflictError):
-    """Changes are missing between two positions: what follows cannot be applied."""
+    """Changes are missing between two positions, so later changes cannot be applied."""
 
     code = "chain_gap"
 
 
 class CommitConflictError(ConflictError):
-    """The manifest changed in a way that this commit does not fit; nothing was committed."""
+    """The manifest changed in a way that conflicts with this commit. Nothing was committed."""
 
     code = "commit_conflict"
 
 
 class CommitUnknownError(OutcomeUnknownError):
-    """The commit may or may not have taken effect; its files must stay."""
+    """The commit may or may not have taken effect. Its files must stay."""
 
     code = "commit_unknown"
 
 
 class WriterFencedOutError(WriterFencedError):
-    """Another writer has taken the table; this one may never write to it again."""
+    """Another writer has taken the table. This writer may never write to it again."""
 
     code = "writer_fenced_out"
 
@@ -95,12 +95,12 @@ class WriterFencedOutError(WriterFencedError):
 
 
 class ManifestInvalidError(DataCorruptError):
-    """The manifest breaks a rule of its own version; no part of it is used."""
+    """The manifest breaks a rule of its own version. No part of it is used."""
 
     code = "manifest_invalid"
 
 
 class ArtifactCorruptError(DataCorruptError):
-    """The bytes of an artifact are truncated, changed, or in another format than their name says."""
+    """An artifact's bytes are truncated, changed, or not in the format that their name states."""
 
     code = "artifact_corrupt"

@@ -28,7 +28,7 @@ from streamfold.archive.read.reader import Archive, open_archive
 from streamfold.errors import InvalidError, StreamfoldError
 
 _MODULE: Final = "streamfold.archive.preview"
-#: Maximum bytes of one report. The reading process keeps its answers to half of this.
+#: Maximum bytes of one report. The reading process limits its answers to half of this.
 _REPORT_MAX: Final = 1 << 20
 #: Prefixes of environment variables withheld from a process that decodes untrusted files: tokens,
 #: keys and databases. It gets storage variables (AWS_ and the like), which it needs.
@@ -38,10 +38,10 @@ _SECRETS: Final = ("STREAMFOLD_", "S2_", "PG")
 class ReadLimits(msgspec.Struct, frozen=True):
     """Limits of one table read."""
 
-    #: Bytes and rows that a preview may decode: changes are held in memory.
+    #: Bytes and rows that a preview may decode, because changes are held in memory.
     decoded_bytes: int = 256 << 20
     decoded_rows: int = 5_000_000
-    #: Bytes of memory beyond the idle process: folding copies decoded rows.
+    #: Bytes of memory beyond the idle process. Folding copies decoded rows.
     memory: int = 768 << 20
     #: Seconds for a preview, and for a check, which reads up to 1 GiB of files.
     preview_seconds: float = 60.0
@@ -49,7 +49,7 @@ class ReadLimits(msgspec.Struct, frozen=True):
 
 
 class TableRead(msgspec.Struct, frozen=True):
-    """What to read. A position of None means the head."""
+    """The read to perform. A position of None means the head."""
 
     kind: str
     uri: str
@@ -115,7 +115,7 @@ async def _next_report(process: asyncio.subprocess.Process, read: TableRead) -> 
     if process.stdin is None or process.stdout is None:
         raise AssertionError("both are pipes")
     if not process.stdin.is_closing():
-        with suppress(BrokenPipeError, ConnectionResetError):  # its status says why it ended
+        with suppress(BrokenPipeError, ConnectionResetError):  # its exit status says why it ended
             process.stdin.write(msgspec.json.encode(read))
             await process.stdin.drain()
         process.stdin.close()
@@ -149,7 +149,7 @@ _PREVIEW_BYTES: Final = 64 << 20
 #: Rows of a preview, and characters of one value.
 _ROWS: Final = 100
 _SHOWN: Final = 300
-#: Maximum bytes of one answer: very wide tables show fewer rows.
+#: Maximum bytes of one answer. Very wide tables show fewer rows.
 _ANSWER_BYTES: Final = 512 << 10
 #: Arrow threads, and bytes of a thread's stack. All of them count against the memory limit.
 _THREADS: Final = 2
@@ -159,7 +159,7 @@ _GRACE: Final = 5
 
 
 def size_of(artifact: Artifact) -> int:
-    """Return the bytes of the artifact's smallest format: a reader fetches only one format."""
+    """Return the bytes of the artifact's smallest format, because a reader fetches only one."""
     return min(files.size_bytes for files in artifact.formats.values())
 
 
@@ -254,7 +254,7 @@ def _shown_changes(batch: pa.RecordBatch, position: str) -> list[dict[str, Any]]
 
 
 def _texts(batch: pa.RecordBatch) -> list[list[str | None]]:
-    """Return every value as text: JSON has no large numbers, bytes or decimals."""
+    """Return every value as text, because JSON has no large numbers, bytes or decimals."""
     columns = [map(_text, _values(column)) for column in batch.columns]
     return [list(row) for row in zip(*columns, strict=True)]
 

@@ -22,7 +22,7 @@ from streamfold.errors import InvalidError
 
 #: Types without parameters, by their name in a schema.
 _PLAIN: dict[str, pa.DataType] = {
-    # A column that has held no value yet: it widens to any type.
+    # A column that has held no value yet. It widens to any type.
     "null": pa.null(),
     "bool": pa.bool_(),
     "int8": pa.int8(),
@@ -54,7 +54,7 @@ _SUPPORTED = (
     "null, bool, int8-int64, uint8-uint64, float32, float64, decimal128, decimal256, string, binary, "
     "date32, time64, timestamp[us], timestamp[ns], list, struct, map with string keys"
 )
-#: Hex digits of a schema id: 128 bits, so that two schemas never share one.
+#: Hex digits of a schema id: 128 bits, so two schemas never share one.
 ID_DIGITS = 32
 #: Actions of a change, as the published format names them.
 ACTIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
@@ -214,7 +214,7 @@ def _merged_field(old: pa.Field, new: pa.Field, path: str) -> pa.Field:
 
 
 def _merged_type(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
-    """Return the wider type: a source that narrows a type still fits the column."""
+    """Return the wider type. A source that narrows a type still fits the column."""
     if old == new or widens(new, old):
         return old
     if widens(old, new):
@@ -246,7 +246,7 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
 class TableSchema:
     """Columns in order, and the fields that identify a row. Equal schemas have equal ids.
 
-    `arrow` holds canonical types only. Key fields are never null, and their types compare exactly.
+    `arrow` holds only canonical types. Key fields are never null, and their types compare exactly.
     A key field of type null means that no row has been seen yet: no row fits it, and it takes the
     type of the first row. A table without key fields can be published as bases but not as diffs.
     """
@@ -288,7 +288,7 @@ class TableSchema:
 
     @cached_property
     def canonical_json(self) -> bytes:
-        """The only encoding of this schema: sorted keys, no white space, UTF-8."""
+        """The canonical encoding of this schema: sorted keys, no white space, UTF-8."""
         return msgspec.json.encode(self.to_json(), order="sorted")
 
     @cached_property
@@ -297,12 +297,12 @@ class TableSchema:
 
     @classmethod
     def of_keys(cls, key_fields: Sequence[str]) -> TableSchema:
-        """Return the schema of a table of which only the key field names are known."""
+        """Return the schema of a table for which only the names of the key fields are known."""
         return cls.of([pa.field(name, pa.null()) for name in key_fields], key_fields)
 
     @property
     def has_untyped_key(self) -> bool:
-        """Whether no row has been seen yet, so that the key fields have no type."""
+        """Whether no row has been seen yet, which leaves the key fields without a type."""
         return any(pa.types.is_null(self.arrow.field(name).type) for name in self.key_fields)
 
     @property
@@ -313,7 +313,8 @@ class TableSchema:
     def changes(self) -> pa.Schema:
         """The Arrow schema of change batches: action, key, before, after.
 
-        Columns of `before` are nullable whatever the table says: a DELETE may know only the key.
+        Columns of `before` are nullable whatever the table's schema says: a DELETE may know only
+        the key.
         """
         if not self.key_fields:
             raise InvalidError("a schema without key fields has no changes: declare key fields")

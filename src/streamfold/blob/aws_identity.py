@@ -1,11 +1,12 @@
-"""AWS credentials where every AWS tool looks for them, fresh for as long as a store is open.
+"""Finds AWS credentials where every AWS tool does, and keeps them fresh while a store is open.
 
-Keys in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` win. Otherwise botocore looks: a profile
-(`AWS_PROFILE`, `~/.aws`) with its keys, SSO session, role or credential process; a web identity; the
-container's credentials; the instance's role. It asks again well before what it has expires.
+Keys in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY` win. Otherwise botocore searches: a profile
+(`AWS_PROFILE`, `~/.aws`) with its keys, SSO session, role or credential process; a web identity;
+the container's credentials; the instance's role. It renews credentials well before they expire.
 
-Without botocore (`pip install 'streamfold[aws]'`) obstore and SlateDB still know web identities,
-containers and instances, but no files: where files are needed, that is an error.
+Without botocore (`pip install 'streamfold[aws]'`), obstore and SlateDB still find web identities
+and the credentials of containers and instances, but they read no files. If files are needed, that
+is an error.
 """
 
 from __future__ import annotations
@@ -25,26 +26,27 @@ from streamfold.errors import InvalidError, RetryLaterError
 if TYPE_CHECKING:  # exists only in obstore's stubs
     from obstore.store import S3Credential
 
-#: How long credentials may be cached: botocore renews them at the latest ten minutes before they
-#: expire, so what it returns is valid for this long.
+#: How long credentials may be cached. botocore renews them at least ten minutes before they expire,
+#: so the credentials it returns are valid for this long.
 LIFETIME: Final = timedelta(minutes=10)
-#: Limits of a request to a service that gives credentials, STS or a sign-in portal: botocore's own are
-#: minutes, and a person at a terminal may be waiting. In seconds; one lost packet is not an error.
+#: Limits in seconds for requests to services that issue credentials, such as STS or a sign-in
+#: portal. botocore's own limits are minutes, and a person at a terminal may be waiting. Two
+#: attempts, so that one lost packet is not an error.
 _REQUEST_LIMITS: Final = {
     "connect_timeout": 3,
     "read_timeout": 10,
     "retries": {"total_max_attempts": 2, "mode": "standard"},
 }
-#: Loggers on which botocore reports a failed renewal with a traceback, which may quote answers.
+#: Loggers to which botocore writes a traceback when a renewal fails. It may quote responses.
 _RENEWAL_LOGGERS: Final = ("botocore.credentials", "botocore.tokens")
-#: Variables that hold keys, or say that none are wanted: obstore and SlateDB read them themselves.
+#: Variables that hold keys or disable signing. obstore and SlateDB read them directly.
 _DECIDED_BY: Final = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
-#: Files in which only botocore looks, with the variables that move them.
+#: Files that only botocore reads, with the variables that change their paths.
 _FILES: Final = {
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
     "AWS_CONFIG_FILE": "~/.aws/config",
 }
-#: Variables that name a source which obstore and SlateDB know by themselves.
+#: Variables for credential sources that obstore and SlateDB support without botocore.
 _KNOWN_SOURCES: Final = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -59,12 +61,12 @@ class CredentialsUnavailableError(RetryLaterError):
 
 
 class AwsIdentity:
-    """Credentials, region and endpoint that botocore finds; safe to use from any thread."""
+    """The credentials, region and endpoint that botocore finds. Safe to use from any thread."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
         self._credentials: Any = None
-        # A session is not made for several threads, and one request for new credentials is enough.
+        # A botocore session is not thread-safe, and one request for new credentials is enough.
         self._one_at_a_time = threading.Lock()
 
     def region(self) -> str | None:
@@ -73,7 +75,7 @@ class AwsIdentity:
         return region
 
     def endpoint(self) -> str | None:
-        """Return the endpoint of S3 in the profile, if it has one."""
+        """Return the S3 endpoint of the profile, if it has one."""
         from botocore.configprovider import ConfiguredEndpointProvider
 
         provider = ConfiguredEndpointProvider(
@@ -85,12 +87,12 @@ class AwsIdentity:
         return endpoint
 
     def credentials(self) -> S3Credential:
-        """Return current credentials in obstore's form; may wait for the network."""
+        """Return current credentials in obstore's form. May wait for the network."""
         with self._one_at_a_time:
             return storage_credential(self._load(), datetime.now(UTC))
 
     def expires(self) -> bool:
-        """Return whether the credentials are replaced from time to time."""
+        """Return whether the credentials expire and are renewed."""
         from botocore.credentials import RefreshableCredentials
 
         with self._one_at_a_time:
@@ -109,10 +111,10 @@ class AwsIdentity:
 
 
 def find_identity(environment: Mapping[str, str]) -> AwsIdentity | None:
-    """Return the identity of this process for AWS; None if obstore and SlateDB find it on their own.
+    """Return this process's AWS identity, or None if obstore and SlateDB find it on their own.
 
-    Sends no request yet. A profile that does not exist is refused. Stores that a process opens share
-    one identity until variables or files change, so that a role is requested once.
+    Sends no request yet. Rejects a profile that does not exist. All stores in a process share one
+    identity until variables or files change, so a role is requested only once.
     """
     if any(environment.get(name) for name in _DECIDED_BY):
         return None
@@ -122,7 +124,7 @@ def find_identity(environment: Mapping[str, str]) -> AwsIdentity | None:
     return _shared_identity(_fingerprint(environment))
 
 
-@lru_cache(maxsize=16)  # more than a process has sets of variables; tests change them
+@lru_cache(maxsize=16)  # more than a process's distinct environments, which only tests change
 def _shared_identity(_fingerprint: object) -> AwsIdentity:
     with explained():
         session = open_session()
@@ -131,7 +133,7 @@ def _shared_identity(_fingerprint: object) -> AwsIdentity:
 
 
 def _fingerprint(environment: Mapping[str, str]) -> tuple[object, ...]:
-    """Return what an identity depends on: variables, and when the files were last changed."""
+    """Return everything an identity depends on: variables, and modification times of the files."""
     variables = sorted(
         (name, value)
         for name, value in environment.items()
@@ -144,7 +146,7 @@ def _changed_at(file: Path) -> int | None:
     try:
         return file.stat().st_mtime_ns
     except OSError:
-        return None  # botocore says what is wrong with a file that is there
+        return None  # botocore reports what is wrong with an existing file
 
 
 def _files(environment: Mapping[str, str]) -> list[Path]:
@@ -152,7 +154,7 @@ def _files(environment: Mapping[str, str]) -> list[Path]:
 
 
 def open_session() -> Any:
-    """Return a session of botocore that gets credentials, or an error, within seconds."""
+    """Return a botocore session that obtains credentials, or fails, within seconds."""
     from botocore.config import Config
     from botocore.session import get_session
 
@@ -162,7 +164,7 @@ def open_session() -> Any:
 
 
 def storage_credential(credentials: Any, now: datetime) -> S3Credential:
-    """Return botocore's current credentials, renewed if that is due."""
+    """Return botocore's current credentials, renewing them first if that is due."""
     with explained():
         frozen = credentials.get_frozen_credentials()
     ends: datetime | None = getattr(credentials, "_expiry_time", None)
@@ -177,7 +179,7 @@ def storage_credential(credentials: Any, now: datetime) -> S3Credential:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn botocore's errors into ours: their texts may quote answers, or a process's output."""
+    """Translate botocore's errors into ours. Drops their text, which may quote responses."""
     from botocore import exceptions
 
     failure: str
@@ -201,13 +203,13 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def _renewals_in_one_line() -> Iterator[None]:
-    """Keep botocore from logging a traceback about what this thread asks it for."""
+    """Stop botocore from logging tracebacks for this thread's renewals."""
     asking = threading.get_ident()
 
     def admit(record: logging.LogRecord) -> bool:
         if record.exc_info and record.thread == asking:
             record.exc_info = None
-            # Any other failure is raised, here or when the credentials at hand have expired.
+            # Any other failure is raised, either now or once the current credentials have expired.
             return "advisory" in record.getMessage()
         return True
 

@@ -63,7 +63,7 @@ def check_range(key: str, start: int, length: int) -> None:
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    """Reject empty pieces, which would never end."""
+    """Reject a chunk size below 1, with which a read would never end."""
     if chunk_size < 1:
         raise InvalidError(f"chunk_size {chunk_size} must be at least 1 byte")
 
@@ -114,11 +114,11 @@ class BlobMeta:
 
 
 class BlobStore(ABC):
-    """Whole blobs under keys. Safe to share between tasks, and between processes and hosts if the
-    storage is shared.
+    """Stores whole blobs under keys.
 
-    Keys are `/`-separated: see `streamfold.blob.blob_store` for the rules. A backend on a file system
-    cannot hold both `a` and `a/b`, so portable callers do not use a key as another one's folder.
+    Safe to share between tasks, and between processes and hosts if the storage is shared. Keys are
+    `/`-separated: see `streamfold.blob.blob_store` for the rules. A backend on a file system cannot
+    hold both `a` and `a/b`, so portable callers never use one key as the folder of another.
     """
 
     @abstractmethod
@@ -135,8 +135,8 @@ class BlobStore(ABC):
         """Write the blob durably only if none exists, and return its etag.
 
         Of any number of racing callers, in one process or many, at most one succeeds. Raises
-        `BlobExistsError` if a blob exists, even with the same bytes. A backend that loses an answer
-        first finds out whose write it was.
+        `BlobExistsError` if a blob exists, even with the same bytes. If a response is lost, the
+        backend finds out whose write succeeded before it answers.
         """
 
     @abstractmethod
@@ -168,8 +168,8 @@ class BlobStore(ABC):
     def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
         """Yield the blob in pieces of `chunk_size` bytes, the last one shorter.
 
-        All pieces are of one version. If the blob is replaced meanwhile, the old version continues, or
-        the stream raises `BlobUnavailableError`.
+        All pieces are of one version. If the blob is replaced during the read, the old version
+        continues, or the stream raises `BlobUnavailableError`.
         """
 
     @abstractmethod

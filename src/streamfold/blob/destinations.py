@@ -1,4 +1,4 @@
-"""Kinds of object storage by their type in configurations, and blob stores by URL."""
+"""Object storage types by their id in configurations, and blob stores by URL."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ O = TypeVar("O", bound=Options)  # noqa: E741 - the options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationType(Extension, Generic[O]):
-    """Declares a kind of object storage: `type = "<id>"` in a configuration, `<id>://…` in URLs."""
+    """Declares a type of object storage: `type = "<id>"` in a configuration, `<id>://…` in URLs."""
 
     options: type[O]
     #: Returns the URL of the folder that the options name.
     locate: Callable[[O], str]
-    #: Returns the store at such a URL or at a folder below it, without contacting it. Called with the
-    #: values of `open_options` and the options of `open_blob_store`.
+    #: Returns the store at such a URL, or at a folder below it, without contacting it. Called with
+    #: the values of `open_options` and the options of `open_blob_store`.
     open: Callable[[str, Mapping[str, Any]], BlobStore]
     #: Options outside the URL.
     open_options: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class DestinationType(Extension, Generic[O]):
     takes_credentials: bool = False
 
 
-#: All kinds of storage except `memory:`, which only one process sees.
+#: All types of storage except `memory:`, which only one process sees.
 DESTINATIONS: Registry[DestinationType[Any]] = Registry(
     "streamfold.destinations",
     "destination",
@@ -50,13 +50,13 @@ DESTINATIONS: Registry[DestinationType[Any]] = Registry(
         "azure": "streamfold.blob.obstore.services:AZURE",
     },
 )
-#: Kinds by URL scheme, where it is not the id.
+#: Type ids by URL scheme, where they differ.
 _IDS = {"file": "local", "gs": "gcs", "az": "azure"}
 _FORMS = {"local": "file:///", "gcs": "gs://", "azure": "az://"}
 
 
 def destination_type(scheme: str) -> DestinationType[Any] | None:
-    """Return the kind of storage with this URL scheme, or None."""
+    """Return the type of storage with this URL scheme, or None."""
     name = _IDS.get(scheme, scheme)
     if scheme in _IDS.values() or name not in DESTINATIONS:
         return None
@@ -64,12 +64,12 @@ def destination_type(scheme: str) -> DestinationType[Any] | None:
 
 
 def url_forms() -> list[str]:
-    """Return the beginning of each kind's URLs."""
+    """Return the beginning of each storage type's URLs."""
     return [_FORMS.get(name, f"{name}://") for name in DESTINATIONS.ids()]
 
 
 def refuse_options(url: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidError if there are options, for storage that takes none."""
+    """Raise InvalidError if there are options, because this storage takes none."""
     if options:
         raise InvalidError(f"blob store {url!r} takes no options, but got {sorted(options)}")
 

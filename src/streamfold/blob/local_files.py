@@ -1,8 +1,8 @@
 """Writes files that survive a power cut, and reads them as blobs.
 
-Only this module calls fsync for blobs. Neither obstore nor a plain `rename` does. A file system may
-store a new name before its bytes, which leaves an empty file after a power cut, or lose the name or its
-folder. So, in this order:
+Only this module calls fsync for blobs: neither obstore nor a plain `rename` does. A file system may
+store a new name before its bytes, which leaves an empty file after a power cut, or lose the name or
+its folder. Hence this order:
 
 1. write the bytes to an unlisted draft and fsync it, so that no name ever leads to half a blob;
 2. create missing folders and fsync their parents, so that the path is on disk;
@@ -10,8 +10,9 @@ folder. So, in this order:
    decides between processes);
 4. fsync the folder of the name, and only then return.
 
-A process killed between 1 and 3 leaves its draft in `DRAFTS`. Drafts are locked while being written,
-and a lock ends with its process. The next process that opens the store removes unlocked drafts.
+A process killed between 1 and 3 leaves its draft in `DRAFTS`. Drafts are locked while being
+written, and the lock is released when its process ends. The next process that opens the store
+removes unlocked drafts.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ Fsync = Callable[[int], None]
 DRAFTS = ".streamfold-drafts"
 #: Lock file of compare-and-swap in `DRAFTS`.
 LOCK = "lock"
-#: Maximum folders remembered as synced, which bounds memory, not folders.
+#: Maximum number of folders remembered as synced. Bounds memory, not the number of folders.
 KNOWN_FOLDERS_MAX = 10_000
-#: Maximum bytes per write. Linux allocates page cache in pieces as large as a write, and on a virtual
-#: machine, copying to pieces of 1 MiB or more may take five times as long.
+#: Maximum bytes per write. Linux allocates page cache in pieces as large as a write, and on a
+#: virtual machine, copying to pieces of 1 MiB or more may take five times as long.
 WRITE_AT_ONCE = 512 << 10
 
 
@@ -94,7 +95,7 @@ class DurableTree:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Exclude all other lock holders in all processes. Killing the process releases the lock."""
-        import fcntl  # Windows has none: other stores of this package must import there all the same
+        import fcntl  # Windows lacks fcntl, but the package's other stores must still import there
 
         folder = self._root / DRAFTS
         folder.mkdir(exist_ok=True)
@@ -113,7 +114,7 @@ class DurableTree:
             self._sync_folder(target.parent)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EINVAL):
-                raise  # a read-only file system, on which nothing is pending
+                raise  # unless the file system is read-only, where nothing is pending
 
     def remove(self, target: Path) -> None:
         """Remove the file at `target`, if any. The removal is on disk when this returns."""
@@ -146,7 +147,7 @@ class DurableTree:
         for path in reversed([folder for folder in folders if not folder.exists()]):
             _make_folder(path)
             self._sync_folder(path.parent)
-        # An existing root may be new too. Folders above it are the operator's.
+        # An existing root may be new too. Folders above it belong to the operator.
         with suppress(PermissionError):
             self._sync_folder(self._root.parent)
 
@@ -170,7 +171,7 @@ class DurableTree:
                 continue
             with suppress(
                 FileNotFoundError, PermissionError
-            ):  # published, removed, or another user's
+            ):  # published, removed, or owned by another user
                 draft = DraftFile(path, os.open(path, os.O_WRONLY))
                 if _try_lock(draft.descriptor):
                     draft.close()
@@ -206,14 +207,15 @@ class DraftFile:
             rest = rest[os.write(self.descriptor, rest[:WRITE_AT_ONCE]) :]
 
     def close(self) -> None:
-        """Remove the draft name, and close the file.
+        """Remove the draft name, then close the file.
 
-        In this order, because closing releases the lock. A process that takes a new draft for a dead
-        one's keeps it locked until the name is gone, and its owner makes another.
+        Closing releases the lock, so the name must go first. If another process mistakes a new
+        draft for a dead one, it holds the lock until it has removed the name, and the owner creates
+        another draft.
         """
         try:
             if not self.renamed:
-                with suppress(FileNotFoundError):  # another process mistook it for a dead one's
+                with suppress(FileNotFoundError):  # another process mistook it for a dead draft
                     self.path.unlink()
         finally:
             os.close(self.descriptor)
@@ -221,7 +223,7 @@ class DraftFile:
 
 def _try_lock(descriptor: int) -> bool:
     """Lock a file until it is closed. Returns False if it is locked elsewhere."""
-    import fcntl  # Windows has none: other stores of this package must import there all the same
+    import fcntl  # Windows lacks fcntl, but the package's other stores must still import there
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -329,7 +331,7 @@ def _to_entry(name: os.DirEntry[str], folder: str) -> FolderEntry | None:
             return FolderEntry(key + "/", None)
         return FolderEntry(key, _to_meta(key, name.stat(follow_symlinks=False)))
     except (InvalidError, OSError):
-        return None  # not written by us, or deleted meanwhile
+        return None  # not written by us, or deleted in the meantime
 
 
 def _to_meta(key: str, status: os.stat_result) -> BlobMeta:

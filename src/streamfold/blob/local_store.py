@@ -1,4 +1,4 @@
-"""Blobs as files under one folder, published by `streamfold.blob.local_files`.
+"""Stores blobs as files under one folder, published by `streamfold.blob.local_files`.
 
 obstore's local store is unsuitable: it renames before files can be synced, lists in no order, and
 reserves names that end in `#` and digits.
@@ -52,17 +52,18 @@ from streamfold.extensions import Options
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Bytes gathered from an iterator before a thread writes them, because handing over small pieces costs
-#: more than writing. Smaller blobs are written in one step, without an open file while bytes arrive.
+#: Bytes gathered from an iterator before a thread writes them, because handing small pieces to a
+#: thread costs more than writing them. Smaller blobs are written in one step, with no file open
+#: while bytes arrive.
 WRITE_BUFFER = 1024 * 1024
 
 
 class LocalBlobStore(BlobStore):
-    """Blobs in files below `root`, which is created if missing. Needs hard links and POSIX rename.
+    """Stores blobs in files below `root`, created if missing. Needs hard links and POSIX rename.
 
-    A listing holds the names of one folder per level in memory. Empty folders remain, and a folder's
-    name cannot be a blob's (`InvalidError`). Symbolic links are not listed. Swaps exclude each other by
-    `flock`, which a network file system must support.
+    A listing holds the names of one folder per level in memory. Empty folders remain, and a blob
+    whose key is a folder's name raises `InvalidError`. Symbolic links are not listed.
+    Compare-and-swap uses `flock`, which a network file system must support.
     """
 
     def __init__(self, root: Path, *, fsync: Fsync = os.fsync) -> None:
@@ -106,7 +107,7 @@ class LocalBlobStore(BlobStore):
     async def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
         check_chunk_size(chunk_size)
         path = self._path(key)
-        opened: list[int] = []  # also if the caller is cancelled before it gets it
+        opened: list[int] = []  # filled even if the caller is cancelled first
         try:
             # An open file retains its content even if another is renamed over it.
             await self._read(key, lambda: opened.append(open_file(path)))
@@ -172,7 +173,7 @@ class LocalBlobStore(BlobStore):
             if len(first) < WRITE_BUFFER:
                 await self._change(key, self._write, target, first, True)
                 return
-            drafts: list[DraftFile] = []  # also if the caller is cancelled before it gets it
+            drafts: list[DraftFile] = []  # filled even if the caller is cancelled first
             try:
                 await self._change(key, lambda: drafts.append(self._tree.open_draft()))
                 await self._change(key, drafts[0].write, first)
@@ -193,7 +194,7 @@ class LocalBlobStore(BlobStore):
                     yield meta
 
     async def _read(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread, and translate file errors to those of a read."""
+        """Run `work` in a thread, translating file errors to read errors."""
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -205,7 +206,7 @@ class LocalBlobStore(BlobStore):
             ) from error
 
     async def _change(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread, and translate file errors to those of a write without effect."""
+        """Run `work` in a thread, translating file errors to those of an ineffective write."""
         try:
             return await finish(asyncio.to_thread(work, *args, **kwargs))
         except (IsADirectoryError, NotADirectoryError):

@@ -1,14 +1,14 @@
 """Waits for native threads to leave Python before the interpreter shuts down, so no exit aborts.
 
 obstore finishes a request in a thread of its Rust runtime, which calls the event loop's
-`call_soon_threadsafe`. That call wakes the loop and only then returns. On a busy machine the main
-thread may meanwhile take the result, end the program and shut the interpreter down. Up to Python
-3.13 the native thread, when it asks for the interpreter's lock again, is then ended by
-`pthread_exit`, which cannot unwind the frames of Rust below it: SIGABRT, status 134, after the
-program has done all its work. SlateDB's callbacks do the same (upstream defect 1).
+`call_soon_threadsafe`. That call wakes the loop and only then returns. On a busy machine, the main
+thread may meanwhile take the result, finish the program and shut the interpreter down. Up to Python
+3.13, when the native thread then asks for the interpreter's lock again, `pthread_exit` ends it, but
+cannot unwind the Rust frames below it: SIGABRT, status 134, after the program has done all its
+work. SlateDB's callbacks do the same (upstream defect 1).
 
-Importing this module registers one step at exit, just before that point: it waits until no thread
-that Python did not start is running Python code. After an answer, the request's thread never enters
+Importing this module registers an exit step that runs just before that point. It waits until Python
+code runs only in threads that Python started. Once a request is answered, its thread never enters
 Python again, so nothing can follow the wait.
 """
 
@@ -20,7 +20,7 @@ import threading
 import time
 
 #: Seconds after which the exit proceeds anyway. A callback takes microseconds, or a few hundred
-#: milliseconds on an overloaded machine. A thread of another library may never return.
+#: milliseconds on an overloaded machine. Another library's thread may never return.
 LONGEST_WAIT = 5.0
 #: Seconds between checks. Sleeping releases the GIL, which the native thread waits for.
 PAUSE = 0.001

@@ -1,4 +1,4 @@
-"""How commands find a server and talk to it: any S2 endpoint, through S2's Python SDK."""
+"""Finds the server for commands and talks to it: any S2 endpoint, through S2's Python SDK."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from streamfold.model.names import StreamRef, is_bucket_name
 if TYPE_CHECKING:
     from s2_sdk import S2, S2Basin, S2Stream
 
-#: Sent when no token is given: the SDK needs one, and an open server accepts any.
+#: Sent without a token, because the SDK needs one and an open server accepts any.
 _NO_TOKEN = "none"  # noqa: S105
-#: Seconds that one request may take, and one acknowledgement: remote storage may be slow.
+#: Seconds allowed for one request, and for one acknowledgement. Remote storage may be slow.
 _TIMEOUT = 30
 
 Verb = Callable[..., Awaitable[None]]
@@ -44,10 +44,11 @@ encryption_option = click.option(
 
 
 def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]:
-    """Make a command of a coroutine function; its first arguments are the client and the output.
+    """Return a decorator that makes a command of a coroutine function.
 
-    With `changes`, a failed attempt may still have taken effect: its outcome may be unknown. Such an
-    append is not repeated, unless the command is called with `at_least_once`.
+    The function's first arguments are the client and the output. With `changes`, a failed attempt
+    may have taken effect, so its outcome may be unknown. Such an append is not repeated unless the
+    command is called with `at_least_once`.
     """
 
     def command_of(function: Verb) -> click.Command:
@@ -63,15 +64,16 @@ def verb(name: str, *, changes: bool = False) -> Callable[[Verb], click.Command]
             at_least_once = bool(options.get("at_least_once"))
             with needing_extra("client"):
                 from s2_sdk import S2Error
-            # What is imported stays. Without this, the interpreter searches all of it for cycles when
-            # the process ends: a sixth of the processor time of a short command.
+            # Imported objects stay in memory. Without this, the interpreter would search all of
+            # them for cycles when the process ends, which takes a sixth of a short command's CPU
+            # time.
             gc.freeze()
             target = find_target(endpoint, token_file, context)
             try:
                 client = open_client(target, at_least_once)
                 asyncio.run(_talk(client, function(client, output, **options)))
             except S2Error as error:
-                # Here, because a command that succeeds should not wait for it.
+                # Imported here, because a successful command should not wait for it.
                 from streamfold.cli.errors_from_s2 import failure_from_s2
 
                 raise failure_from_s2(error, target, changes=changes) from error
@@ -89,7 +91,7 @@ async def _talk(client: S2, work: Awaitable[None]) -> None:
 
 
 def open_client(target: Target, at_least_once: bool = False) -> S2:
-    """Make a client of a server; this sends nothing."""
+    """Create a client for a server. Sends nothing."""
     from datetime import timedelta
 
     from s2_sdk import S2, AppendRetryPolicy, Endpoints, Retry, S2ClientError, Timeout
@@ -112,9 +114,9 @@ def open_client(target: Target, at_least_once: bool = False) -> S2:
 def open_basin(s2: S2, name: str) -> S2Basin:
     """Return a basin, whatever its name.
 
-    Durable Streams may name a bucket, which is a basin, more freely than S2 names basins. The server
-    accepts such a name for an existing basin, but the SDK would refuse it before asking. Only this
-    function knows how the SDK builds a basin.
+    A Durable Streams bucket is a basin, but its name may break S2's rules for basin names. The
+    server accepts such a name for an existing basin, but the SDK would reject it before sending a
+    request. Only this function depends on how the SDK builds a basin.
     """
     from s2_sdk import S2Basin
 
@@ -127,9 +129,9 @@ def open_basin(s2: S2, name: str) -> S2Basin:
 async def send_json(
     s2: S2, method: str, path: str, body: object = None, *, basin: str | None = None
 ) -> bytes:
-    """Send a request that the SDK has no method for, as it sends its own, and return the answer.
+    """Send a request for which the SDK has no method, in the SDK's own way. Returns the response.
 
-    Streamfold's own settings of streams are not in the SDK's types. With `basin`, the request goes to
+    Streamfold's own stream settings are not in the SDK's types. With `basin`, the request goes to
     the endpoint of that basin.
     """
     from streamfold.follow.clients.s2_internals import fallible
@@ -142,9 +144,9 @@ async def send_json(
 
 
 def token_for(endpoint: str) -> str | None:
-    """Return the running command's token for calls to `endpoint` that do not go through the SDK.
+    """Return the running command's token for calls to `endpoint` that bypass the SDK.
 
-    The token of a context is for the server of that context alone.
+    A context's token is only for that context's server.
     """
     options = click.get_current_context().params
     target = find_target(options.get("endpoint"), options.get("token_file"), options.get("context"))
@@ -154,7 +156,7 @@ def token_for(endpoint: str) -> str | None:
 
 
 def condition_options(function: Function) -> Function:
-    """Add the conditions under which an append is made."""
+    """Add the options for conditions of an append."""
     fencing = click.option(
         "--fencing-token",
         type=FencingToken(),
@@ -171,6 +173,6 @@ def condition_options(function: Function) -> Function:
 
 
 def open_stream(s2: S2, ref: StreamRef, key_file: Path | None) -> S2Stream:
-    """Open the stream, with its encryption key if a file is given."""
+    """Open the stream, with the encryption key in `key_file` if given."""
     key = read_secret(key_file, "the key in base64") if key_file else None
     return open_basin(s2, ref.basin).stream(ref.stream, encryption_key=key)

@@ -1,7 +1,7 @@
-"""Named servers in a configuration file that only its owner can read: the contexts of commands.
+"""Contexts: named servers in a configuration file that only its owner can read.
 
 The file is TOML: `current = "NAME"`, and one table `[contexts.NAME]` per server. It is replaced as a
-whole, with mode 0600, so an interrupted change leaves the old one.
+whole, with mode 0600, so an interrupted change leaves the old file.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from msgspec.structs import asdict, replace
 from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.errors import InvalidError
 
-#: Variables that name the file, and the context to use.
+#: Environment variables for the file's path and for the context to use.
 CONFIG_FILE: Final = "STREAMFOLD_CONFIG"
 CONTEXT: Final = "STREAMFOLD_CONTEXT"
 #: The context that a first `config set` creates.
 DEFAULT_NAME: Final = "default"
-#: What a context holds; `endpoint` is for servers that serve both at one address.
+#: The members of a context. `endpoint` is for servers that serve both APIs at one address.
 KEYS: Final = ("endpoint", "account_endpoint", "basin_endpoint", "access_token")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: Printable ASCII without spaces, quotes and backslashes: what URLs and tokens consist of.
+#: Printable ASCII without spaces, quotes and backslashes, which covers URLs and tokens.
 _VALUE = re.compile(r"[!#-\[\]-~]+")
-#: Characters of a token that are shown, and the length from which they give little of it away.
+#: Characters shown of a token, and the length from which they reveal little of it.
 _SHOWN, _LONG = 4, 16
 
 
 class Context(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A server, and the token for it."""
+    """A server and its token."""
 
     endpoint: str | None = None
     account_endpoint: str | None = None
@@ -55,14 +55,14 @@ class Context(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
         return self.basin_endpoint or self.endpoint or ""
 
     def shown(self) -> dict[str, str]:
-        """What may be printed: what is set, the token masked."""
+        """Return the members that are set, for printing, with the token masked."""
         values = {key: value for key, value in asdict(self).items() if value is not None}
         if self.access_token is not None:
             values["access_token"] = masked(self.access_token)
         return values
 
     def changed(self, key: str, value: str | None) -> Context:
-        """Return the context with another value of a key; None removes it."""
+        """Return the context with a changed value. None removes the value."""
         if value is not None and not _VALUE.fullmatch(value):
             shown = "the token" if key == "access_token" else repr(value)
             raise InvalidError(
@@ -75,13 +75,13 @@ class Context(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class Contexts(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that the file says."""
+    """The content of the file."""
 
     current: str | None = None
     contexts: dict[str, Context] = {}
 
     def get(self, name: str) -> Context:
-        """Return a context that must exist."""
+        """Return a context. Raises if it does not exist."""
         if name not in self.contexts:
             names = ", ".join(sorted(self.contexts)) or "there are none"
             raise VerbFailedError(
@@ -93,7 +93,7 @@ class Contexts(Struct, frozen=True, forbid_unknown_fields=True):
         return self.contexts[name]
 
     def with_context(self, name: str, context: Context) -> Contexts:
-        """Return the file with a new or changed context; the first one becomes the current one."""
+        """Return the contexts with a new or changed one. The first context becomes the current one."""
         if not _NAME.fullmatch(name):
             raise InvalidError(
                 f"context name {name!r} must be 1 to 64 letters, digits, dots, hyphens or "
@@ -104,14 +104,14 @@ class Contexts(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def without(self, name: str) -> Contexts:
-        """Return the file without a context that must exist."""
+        """Return the contexts without `name`. Raises if it does not exist."""
         self.get(name)
         rest = {key: context for key, context in self.contexts.items() if key != name}
         return Contexts(None if self.current == name else self.current, rest)
 
 
 def _check_endpoint(key: str, value: str) -> None:
-    """Refuse what is not an address of a server, and secrets in it, which would be printed."""
+    """Reject values that are not server addresses, and secrets in them, which would be printed."""
     scheme, separator, rest = value.rpartition("://")
     parts = urlsplit(f"//{rest}")
     if (separator and scheme not in ("http", "https")) or not parts.netloc or parts.path.strip("/"):
@@ -127,12 +127,12 @@ def _check_endpoint(key: str, value: str) -> None:
 
 
 def masked(token: str) -> str:
-    """Return what identifies a token to its owner, and is of no use to others."""
+    """Return a text that identifies a token to its owner, and is useless to others."""
     return f"…{token[-_SHOWN:]}" if len(token) >= _LONG else "…"
 
 
 def config_path() -> Path:
-    """Return where the file is, whether it exists or not."""
+    """Return the file's path, whether or not the file exists."""
     if named := os.environ.get(CONFIG_FILE):
         return Path(named).expanduser()
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
@@ -140,7 +140,7 @@ def config_path() -> Path:
 
 
 def read_contexts() -> Contexts:
-    """Read the file; one that does not exist has no contexts."""
+    """Read the file. A missing file contains no contexts."""
     path = config_path()
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Contexts)
@@ -156,11 +156,11 @@ def read_contexts() -> Contexts:
 
 
 def write_contexts(contexts: Contexts) -> None:
-    """Replace the file; only its owner can read it then."""
+    """Replace the file with one that only its owner can read."""
     path = config_path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A new file of mkstemp has mode 0600.
+        # mkstemp creates files with mode 0600.
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -177,7 +177,7 @@ def write_contexts(contexts: Contexts) -> None:
 
 
 def readable_by_others(path: Path) -> bool:
-    """Whether other users of the machine may read the file, and so the tokens in it."""
+    """Return whether other users of the machine may read the file, and thus its tokens."""
     return path.exists() and bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
 
 

@@ -1,4 +1,4 @@
-"""Turns the SDK's errors, from the server or the connection to it, into failures of commands."""
+"""Translates errors of the SDK, from the server or the connection, into command failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamfold.wording import reason_of
 def failure_from_s2(error: S2Error, target: Target, *, changes: bool) -> VerbFailedError:
     """Translate `error` of a call to `target`.
 
-    `changes` says whether the command may have changed something.
+    `changes`: whether the command may have changed something.
     """
     match error:
         case AppendIndefiniteFailureError():
@@ -65,7 +65,7 @@ def _failure_from_response(
     status = ExitStatus.NOT_FOUND if error.status_code == 404 else ExitStatus.FAILURE
     message = error.message
     if error.status_code == 401:
-        if target.token is None:  # the server refused what stands for none
+        if target.token is None:  # the server rejected the placeholder token
             message = "this server asks for an access token, and none was given"
         message += (
             "; the token comes from S2_ACCESS_TOKEN or --token-file, or from `streamfold config`"

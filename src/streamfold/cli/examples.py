@@ -1,10 +1,10 @@
-"""Examples that end the help of each command; `tests/cli/test_help.py` parses every one."""
+"""Examples that end the help of each command. `tests/cli/test_help.py` parses every one."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Two commands for each help text, by what follows `streamfold` on the command line.
+#: Two examples per help text, keyed by the words after `streamfold` on the command line.
 EXAMPLES: Final[dict[str, tuple[str, str]]] = {
     "serve": (
         "streamfold serve --local-root data --port 8080",

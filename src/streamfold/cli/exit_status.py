@@ -1,4 +1,4 @@
-"""Failures of commands, as a script sees them: one line, a stable code and an exit status."""
+"""Command failures as scripts see them: one line, a stable code and an exit status."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from streamfold.errors import (
 
 
 class ExitStatus(enum.IntEnum):
-    """The exit status of the process; stable."""
+    """The exit status of the process. Stable."""
 
     OK = 0
     FAILURE = 1
     USAGE = 2
-    #: match_seq_num or a fencing token did not hold; nothing was appended.
+    #: match_seq_num or a fencing token did not match. Nothing was appended.
     CONDITION_FAILED = 3
     NOT_FOUND = 4
     #: The change may or may not have taken effect.
     OUTCOME_UNKNOWN = 5
-    #: Nothing needed to be done, and nothing was; the message says why.
+    #: Nothing needed to be done, and nothing was done. The message says why.
     NOTHING_DONE = 6
-    #: What was compared differs.
+    #: The compared things differ.
     DIFFERS = 7
-    #: Another process took the server's store over; a restart would take it back.
+    #: Another process has taken over the server's store. A restart would take it back.
     FENCED = 8
     INTERRUPTED = 130
     #: The reader closed the output; 128 + SIGPIPE, as shells report it.
@@ -38,17 +38,17 @@ class ExitStatus(enum.IntEnum):
 
 
 class VerbFailedError(StreamfoldError):
-    """A command failed."""
+    """Raised when a command fails."""
 
     def __init__(self, reason: str, message: str, status: ExitStatus = ExitStatus.FAILURE) -> None:
         super().__init__(message)
-        #: Stable; most are the server's own codes.
+        #: Stable. Most are the server's own codes.
         self.reason = reason
         self.status = status
 
 
 class OutputClosedError(StreamfoldError):
-    """The reader of standard output closed it."""
+    """Raised when the reader of standard output has closed it."""
 
     code = "output_closed"
 
@@ -62,7 +62,7 @@ _STATUSES: tuple[tuple[type[StreamfoldError], ExitStatus], ...] = (
 
 @contextmanager
 def exit_statuses() -> Iterator[None]:
-    """Raise errors of the library as failures of the command, with the status of their group."""
+    """Translate library errors into command failures, with the exit status of each kind."""
     try:
         yield
     except (VerbFailedError, OutputClosedError):
@@ -78,5 +78,5 @@ def failure_line(reason: str, message: str, *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"error": {"code": reason, "message": message}})
     shown = " ".join(message.split())
-    # Messages name what others chose: a terminal must not obey it.
+    # Messages contain names that others chose, which must not control the terminal.
     return "error: " + "".join(each if each.isprintable() else ascii(each)[1:-1] for each in shown)

@@ -1,6 +1,7 @@
-"""The JSON that commands print. Members may be added; none is renamed, removed or given another type.
+"""The JSON that commands print. Members may be added, but are never renamed, removed or retyped.
 
-Times of resources are RFC 3339 in UTC, timestamps of records milliseconds since the Unix epoch.
+Resources have times in RFC 3339 (UTC). Records have timestamps in milliseconds since the Unix
+epoch.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def ack(acknowledged: AppendAck) -> Shape:
 
 
 def record(read: SequencedRecord) -> Shape:
-    """Show a record as text, or in base64 with a mark if part of it is not UTF-8."""
+    """Format a record as text, or in base64 with a mark if part of it is not UTF-8."""
     try:
         return _record(read, bytes.decode)
     except UnicodeDecodeError:
@@ -102,7 +103,7 @@ def record(read: SequencedRecord) -> Shape:
 
 
 def record_in_base64(read: SequencedRecord) -> Shape:
-    """Show a record without loss: body, names and values of headers in base64."""
+    """Format a record without loss: body, header names and header values in base64."""
     return _record(read, lambda data: b64encode(data).decode())
 
 

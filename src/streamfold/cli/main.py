@@ -1,4 +1,4 @@
-"""`streamfold`: runs a command, and shows its failure."""
+"""`streamfold`: runs a command and reports its failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamfold.cli.exit_status import (
 from streamfold.cli.menu import Menu
 from streamfold.errors import StreamfoldError, WriterFencedError
 
-#: What click says about a text where a number is expected, and what it means.
+#: click's wording for a text that is not a number, and its meaning.
 _WORDINGS: Final = {
     "is not a valid integer range": "is not a whole number",
     "is not a valid float range": "is not a number",
@@ -44,7 +44,7 @@ def streamfold() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a failure is one line on standard error and an exit status."""
+    """Run the command line. A failure is reported as one line on standard error and an exit status."""
     _replace_closed_streams()
     args = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in args
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         streamfold.main(args=args, prog_name="streamfold", standalone_mode=False)
     except click.exceptions.Abort:
         if sys.stderr.isatty():
-            click.echo(err=True)  # the prompt ends with its question
+            click.echo(err=True)  # the prompt ends without a newline
         sys.exit(ExitStatus.INTERRUPTED)
     except OutputClosedError:
         sys.exit(ExitStatus.OUTPUT_CLOSED)
@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _replace_closed_streams() -> None:
     """Open the null device for standard streams that the caller has closed.
 
-    Otherwise a connection would get the number of one, and a command that succeeded would fail when it
-    reports.
+    Otherwise a connection would get the descriptor of one, and a successful command would fail when
+    it prints its result.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

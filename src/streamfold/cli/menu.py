@@ -1,4 +1,4 @@
-"""The commands by section. Each is loaded only when it is called, so that it starts quickly."""
+"""The menu of commands by section. Each command is loaded only when called, for a quick start."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from streamfold.extras import needing_extra
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: Characters of a summary: more than any has, so that none is truncated.
+#: Maximum characters of a summary: longer than any summary, so that none is truncated.
 _SUMMARY = 400
 
 
 class VerbGroup(click.Group):
-    """A group that never truncates summaries, and suggests commands that resemble an unknown one."""
+    """A group that never truncates summaries, and suggests commands similar to an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -45,7 +45,7 @@ class VerbGroup(click.Group):
 @click.argument("names", nargs=-1)
 @click.pass_context
 def show_help(context: click.Context, names: tuple[str, ...]) -> None:
-    """Show the help of the group that this was called in, or of one of its commands."""
+    """Show the help of the group in which this was called, or of one of its commands."""
     shown = context.parent or context
     rest = [name for name in names if not name.startswith("-")]
     while rest and isinstance(shown.command, click.Group):
@@ -57,7 +57,7 @@ def show_help(context: click.Context, names: tuple[str, ...]) -> None:
 
 
 def add_examples(command: click.Command, path: str) -> None:
-    """End the help of a command, and of all commands below it, with their examples."""
+    """Append examples to the help of a command and of all its subcommands."""
     lines = "\n".join(f"  {line}" for line in EXAMPLES.get(path, ()))
     command.epilog = f"\b\nExamples:\n{lines}" if lines else None
     if isinstance(command, click.Group):
@@ -70,7 +70,7 @@ class MenuEntry(NamedTuple):
 
     module: str
     summary: str
-    #: The extra that it needs.
+    #: The extra that the command needs.
     extra: str = "client"
 
 
@@ -168,7 +168,7 @@ _ENTRIES: Final = {name: entry for verbs in SECTIONS.values() for name, entry in
 
 
 class Menu(VerbGroup):
-    """A group whose commands are in modules of their own."""
+    """A group whose commands are in separate modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_ENTRIES)

@@ -9,10 +9,10 @@ import click
 
 
 class SectionedCommand(click.Command):
-    """Lists options below headings, in the order of `sections`, and what those omit at the end."""
+    """Lists options under headings, in the order of `sections`, and the others at the end."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
-        """Name the options of each section as they are written, such as `--port`."""
+        """`sections` has each section's options as users write them, such as `--port`."""
         super().__init__(*args, **kwargs)
         self._sections = sections
 

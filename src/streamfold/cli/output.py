@@ -1,4 +1,4 @@
-"""What commands print: JSON lines for programs, text for people, both on standard output."""
+"""Output of commands: JSON lines for programs or text for people, both on standard output."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from streamfold.cli.terminal import aligned, inert_text, styled
 if TYPE_CHECKING:
     from msgspec.json import Encoder
 
-#: Characters of a name in a list, and rows that are aligned with each other.
+#: Characters of a name in a listing, and rows whose columns are aligned together.
 _NAME_WIDTH, _TABLE_ROWS = 32, 500
 #: Seconds between two updates of a progress bar.
 _DRAW_INTERVAL = 0.1
 
 
 class Output:
-    """Prints what a command found, as JSON or as text."""
+    """Prints a command's results as JSON or as text."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        #: Whether a person reads it: with headings, and without what a terminal would obey.
+        #: Whether a person reads the output: with headings, and without terminal control
+        #: characters.
         self.at_terminal = sys.stdout.isatty()
 
     @cached_property
     def _encoder(self) -> Encoder:
-        # Here, because a command that prints text should not wait for it.
+        # Imported here, because a command that prints text should not wait for it.
         from msgspec.json import Encoder
 
         return Encoder()
@@ -49,22 +50,22 @@ class Output:
         self.write(inert_text(line) if self.at_terminal else line, b"\n")
 
     def show_objects(self, shapes: Iterable[Shape]) -> None:
-        """Print JSON lines, even without --json."""
+        """Print objects as JSON lines, even without --json."""
         lines = (self._encoder.encode(shape) + b"\n" for shape in shapes)
         self.write(*(map(inert_text, lines) if self.at_terminal else lines))
 
     def show_bodies(self, bodies: Iterable[bytes]) -> None:
-        """Print bodies of records, each with a newline: as they are, except to a terminal."""
+        """Print record bodies, each with a newline: unchanged, except to a terminal."""
         if self.at_terminal:
             bodies = (inert_text(body, colours=False) for body in bodies)
         self.write(*(body + b"\n" for body in bodies))
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Print lines for people."""
+        """Print lines of text for people."""
         self.write(*(f"{line}\n".encode() for line in lines))
 
     def write(self, *parts: bytes) -> None:
-        """Write bytes and flush them; OutputClosedError if the reader has closed the output."""
+        """Write bytes and flush them. Raises OutputClosedError if the reader has closed the output."""
         try:
             sys.stdout.buffer.write(b"".join(parts))
             sys.stdout.buffer.flush()
@@ -84,17 +85,17 @@ class Output:
 
 
 class ListingOutput:
-    """A listing: lines of JSON or of text as they come, or columns below headings at a terminal."""
+    """Prints a listing: lines of JSON or text as they arrive, or columns at a terminal."""
 
     def __init__(self, output: Output, *headings: str, empty: str) -> None:
-        """A listing without any row prints `empty` on standard error, for people."""
+        """A listing without rows prints `empty` on standard error."""
         self._output = output
         self._headings: Sequence[str] = headings
         self._rows: list[tuple[str, ...]] = []
         self._empty = empty
 
     def add(self, shape: Shape, *cells: str) -> None:
-        """Show a row; the last cell is the state of what is listed, empty if that is usual."""
+        """Print a row. Its last cell is the state of the listed item, empty if that is normal."""
         self._empty = ""
         if self._output.as_json or not self._output.at_terminal:
             name, *others = cells
@@ -106,7 +107,7 @@ class ListingOutput:
             self.close()
 
     def close(self) -> None:
-        """Print what is left, or that there is nothing."""
+        """Print the remaining rows, or that there are none."""
         if self._empty:
             self._output.note(self._empty)
         if not self._rows:
@@ -122,21 +123,22 @@ class ListingOutput:
 
 
 def nothing_listed(what: str, prefix: str, start_after: str, names: str = "names") -> str:
-    """Say that a list is empty, and what it was limited to."""
+    """Describe an empty listing and its filters."""
     limits = [f"whose {names} begin with {prefix!r}"] if prefix else []
     limits += [f"after {start_after!r}"] if start_after else []
     return " ".join([f"No {what}", *limits]) + "."
 
 
 class ProgressBar:
-    """Shows how much of a command's work is done, on standard error and only if that is a terminal."""
+    """Shows a command's progress on standard error, only if that is a terminal."""
 
     def __init__(
         self, label: str, total: int, unit: str = "bytes", *, least: int = 0, prints: bool = False
     ) -> None:
-        """With less than `least` to do, nothing is shown.
+        """Show nothing if less than `least` is to be done.
 
-        Nor is it if the command `prints` lines to a terminal meanwhile: the two would mix.
+        Also show nothing if the command `prints` lines to a terminal meanwhile, because the two
+        would mix.
         """
         self.shown = total >= least and sys.stderr.isatty() and not (prints and sys.stdout.isatty())
         self.label = label
@@ -154,14 +156,14 @@ class ProgressBar:
             click.echo(err=True)
 
     def update(self, count: int) -> None:
-        """Count more of the work as done."""
+        """Count `count` more units of the work as done."""
         self._done += count
         if self.shown and monotonic() - self._drawn_at > _DRAW_INTERVAL:
             self._drawn_at = monotonic()
             self._draw()
 
     def _draw(self) -> None:
-        # Here, because only commands that draw a bar need the package.
+        # Imported here, because only commands that draw a bar need the package.
         from streamfold.follow.restore.progress import draw_bar
 
         # A total may be too small: a file whose last line has no newline is a byte shorter.
@@ -170,16 +172,16 @@ class ProgressBar:
 
 
 async def output_closed() -> None:
-    """Return when the reader of standard output closes it, even if nothing is being written.
+    """Wait until the reader of standard output closes it, even if nothing is being written.
 
-    Only a pipe reports this; for anything else the wait never ends.
+    Only pipes report this. For any other output, the wait never ends.
     """
     closed = asyncio.Event()
     descriptor = sys.stdout.fileno()
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         await closed.wait()
     loop = asyncio.get_running_loop()
-    # The writing end of a pipe becomes readable only when the reading end is closed.
+    # A pipe's writing end becomes readable only when its reading end is closed.
     loop.add_reader(descriptor, closed.set)
     try:
         await closed.wait()
@@ -199,7 +201,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 def confirm(removal: str, *, yes: bool) -> None:
-    """Return if the user confirms `removal`, and raise otherwise."""
+    """Return if the user confirms `removal`. Raises otherwise."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -208,7 +210,7 @@ def confirm(removal: str, *, yes: bool) -> None:
             f"this would {removal}, and there is no terminal to ask at: give --yes to do it",
             ExitStatus.USAGE,
         )
-    # The handler of asyncio only cancels the task, which cannot end while the prompt waits.
+    # asyncio's handler only cancels the task, which cannot end while the prompt waits.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         confirmed = click.confirm(f"This will {removal}. Continue?", err=True)

@@ -1,4 +1,4 @@
-"""What people write on the command line: streams, basins, durations, times, sizes."""
+"""Command-line parameter types: streams, basins, durations, times and sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ByteSize(click.ParamType[int]):
 
 
 class FiniteFloat(click.FloatRange):
-    """A number within bounds; inf and nan, which every comparison lets pass, are refused."""
+    """A number within bounds. Rejects inf and nan, which range checks may accept."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -99,7 +99,7 @@ class TimeType(click.ParamType[int]):
 
 
 class RecordFormatType(click.Choice[str]):
-    """How records are written as lines: S2's names, and `base64` for `json-base64`."""
+    """The format of records as lines: S2's names, and `base64` for `json-base64`."""
 
     def __init__(self) -> None:
         super().__init__(["text", "json", "json-base64"])
@@ -111,7 +111,7 @@ class RecordFormatType(click.Choice[str]):
 
 
 class FencingToken(click.ParamType[str]):
-    """A fencing token; it may be empty."""
+    """A fencing token, which may be empty."""
 
     name = "token"
 
@@ -125,7 +125,7 @@ class FencingToken(click.ParamType[str]):
 
 
 class StreamRefType(click.ParamType[StreamRef]):
-    """A stream, written s2://basin/stream or basin/stream."""
+    """A stream, written as s2://basin/stream or basin/stream."""
 
     name = "s2://basin/stream"
 
@@ -137,7 +137,7 @@ class StreamRefType(click.ParamType[StreamRef]):
         basin, slash, stream = str(value).removeprefix(_SCHEME).partition("/")
         if not (basin and slash and stream):
             self.fail(f"{value!r} names no stream: write s2://basin/stream", param, ctx)
-        return StreamRef(BasinName(basin), StreamName(stream))  # the server knows the rules
+        return StreamRef(BasinName(basin), StreamName(stream))  # the server enforces the rules
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -146,7 +146,7 @@ class StreamRefType(click.ParamType[StreamRef]):
 
 
 class BasinType(click.ParamType[str]):
-    """A basin, written s2://basin or basin."""
+    """A basin, written as s2://basin or basin."""
 
     name = "basin"
 
@@ -165,7 +165,7 @@ class BasinType(click.ParamType[str]):
 
 
 def _complete(ctx: click.Context, incomplete: str, removed: str) -> list[CompletionItem]:
-    # Here, because only a shell that completes needs it.
+    # Imported here, because only shell completion needs it.
     from click.shell_completion import CompletionItem
 
     from streamfold.cli.setup.completion import names_on_server
@@ -174,6 +174,6 @@ def _complete(ctx: click.Context, incomplete: str, removed: str) -> list[Complet
     return [CompletionItem(name.removesuffix(removed) if removed else name) for name in names]
 
 
-#: The one argument of commands that work on a stream, and on a basin.
+#: The argument of commands on a stream, and of commands on a basin.
 stream_argument = click.argument("ref", type=StreamRefType(), metavar="s2://BASIN/STREAM")
 basin_argument = click.argument("basin", type=BasinType(), metavar="BASIN")

@@ -1,11 +1,11 @@
-"""Other spellings of commands: `stream list`, `list streams` and `streams ls` for `list-streams`."""
+"""Alternative spellings: `stream list`, `list streams`, `streams ls` for `list-streams`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-#: What a command works on, by the words that people use for it.
+#: The objects of commands, by the words that people use for them.
 _NOUNS: Final = {
     "basin": "basin",
     "basins": "basin",
@@ -16,7 +16,7 @@ _NOUNS: Final = {
     "access-token": "access-token",
     "access-tokens": "access-token",
 }
-#: What a command does, by the words that people use for it.
+#: The actions of commands, by the words that people use for them.
 _ACTIONS: Final = {
     "list": "list",
     "ls": "list",
@@ -58,7 +58,7 @@ _COMMANDS: Final = {
 
 
 def canonical(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the command's own name in front, if they spell one in two words."""
+    """Return the arguments with the command's canonical name if they spell it in two words."""
     for noun, action in (arguments[:2], arguments[1::-1]) if len(arguments) > 1 else ():
         command = _COMMANDS.get((_NOUNS.get(noun, ""), _ACTIONS.get(action, "")))
         if command is not None:
@@ -67,6 +67,6 @@ def canonical(arguments: Sequence[str]) -> list[str]:
 
 
 def commands_on(noun: str) -> list[str]:
-    """Return the commands that work on what `noun` names; empty if it names nothing."""
+    """Return the commands for the objects that `noun` names, if any."""
     kind = _NOUNS.get(noun)
     return [command for (other, _), command in _COMMANDS.items() if other == kind]

@@ -30,9 +30,10 @@ _BAR_FROM = 8 << 20
 
 
 def store_verb(name: str, failed: ExitStatus) -> Callable[[StoreVerb], click.Command]:
-    """Make an async function a command; `failed` is the status of failures that have none of their own.
+    """Return a decorator that makes an async function a command.
 
-    The first argument of the function is the Output.
+    The function's first argument is the Output. `failed` is the status of failures without a status
+    of their own.
     """
 
     def decorate(function: StoreVerb) -> click.Command:
@@ -57,7 +58,7 @@ def store_verb(name: str, failed: ExitStatus) -> Callable[[StoreVerb], click.Com
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Keep the log off the terminal: the command reports what the store would log."""
+    """Keep log messages off the terminal, because the command reports what the store would log."""
     log = logging.getLogger("streamfold")
     nowhere, propagate = logging.NullHandler(), log.propagate
     log.addHandler(nowhere)
@@ -82,7 +83,7 @@ def _status(error: StreamfoldError, failed: ExitStatus) -> ExitStatus:
 
 
 class Bar:
-    """A progress bar whose total is known only after a while."""
+    """A progress bar whose total may be known only later."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -103,7 +104,7 @@ class Bar:
 
 
 def human_size(size: float) -> str:
-    """Bytes for people: 12.3 MiB."""
+    """Format bytes for people: 12.3 MiB."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"

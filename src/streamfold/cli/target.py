@@ -1,4 +1,4 @@
-"""Which server a command talks to, and with which token: options before variables before the file."""
+"""Chooses a command's server and token: from options, else from variables, else from the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamfold.cli.exit_status import ExitStatus, VerbFailedError
 from streamfold.model.names import endpoint_url
 
 ACCOUNT, BASIN, TOKEN = "S2_ACCOUNT_ENDPOINT", "S2_BASIN_ENDPOINT", "S2_ACCESS_TOKEN"
-#: How clients fail at a server that answers plain HTTP with a message of TLS: the SDK, and http_client.
+#: Error texts when a server answers plain HTTP with a TLS message: the SDK's, and http_client's.
 _SIGNS_OF_TLS = ("terminated before a request stream", "illegal request line")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -22,13 +22,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def complete_context(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of contexts that begin with what was typed."""
+    """Return the names of contexts that begin with `incomplete`."""
     from streamfold.cli.contexts import read_contexts
 
     return [name for name in sorted(read_contexts().contexts) if name.startswith(incomplete)]
 
 
-#: The options that choose the server of a command.
+#: The options that choose a command's server.
 TARGET_OPTIONS = (
     click.Option(
         ["--endpoint"], metavar="URL", help="The server's address, instead of S2_*_ENDPOINT."
@@ -48,7 +48,7 @@ JSON_OPTION = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and the token for it, each with what named it."""
+    """A server and its token, each with the setting that named it."""
 
     account: str
     basin: str
@@ -58,10 +58,10 @@ class Target:
 
 
 def find_target(endpoint: str | None, token_file: Path | None, context: str | None) -> Target:
-    """Find server and token: those of options, else of variables, else of a context.
+    """Find server and token in options, else in variables, else in a context.
 
-    A context that is named by an option comes before variables. The token of a context is sent to the
-    server of that context alone, never to one that was named in another way.
+    A context named by an option takes precedence over variables. A context's token is only sent to
+    that context's server, never to a server named in another way.
     """
     server_token = read_token(token_file)
     if endpoint:
@@ -77,7 +77,7 @@ def find_target(endpoint: str | None, token_file: Path | None, context: str | No
 
 
 def _from_file(server_token: str | None, token_file: Path | None, named: str | None) -> Target:
-    # Here, because most calls of scripts need no file.
+    # Imported here, because most calls from scripts need no file.
     from streamfold.cli.contexts import CONTEXT, config_path, read_contexts
 
     contexts = read_contexts()
@@ -116,7 +116,7 @@ def _missing(problem: str) -> VerbFailedError:
 
 
 def tls_advice(endpoint: str, problem: str) -> str | None:
-    """Return what to do if a connection to `endpoint` failed because of TLS, as `problem` says."""
+    """Return advice if a connection to `endpoint` failed because of TLS, according to `problem`."""
     if "WRONG_VERSION_NUMBER" in problem:
         return f"it has no TLS: write {endpoint.replace('https://', 'http://', 1)}"
     if "certificate has expired" in problem:
@@ -134,7 +134,7 @@ def tls_advice(endpoint: str, problem: str) -> str | None:
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the token of the file, or else of the environment; None if there is none."""
+    """Return the token from the file or else the environment, or None if there is none."""
     token = read_secret(file, "an access token") if file else os.environ.get(TOKEN, "").strip()
     if file and not token:
         raise VerbFailedError(
@@ -147,10 +147,10 @@ def read_token(file: Path | None) -> str | None:
 
 
 def read_secret(file: Path, what: str) -> str:
-    """Return the text of a file that has nothing but a secret."""
+    """Return the content of a file that contains only a secret."""
     try:
         return file.read_text().strip()
-    except UnicodeDecodeError:  # its cause would have the secret
+    except UnicodeDecodeError:  # the original error would contain the secret
         raise VerbFailedError(
             "invalid", f"{file} is not text: put {what} into it", ExitStatus.USAGE
         ) from None

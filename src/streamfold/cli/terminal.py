@@ -1,6 +1,6 @@
-"""What people see at a terminal: colours, tables, and text from others, which has no effect there.
+"""Terminal output: colours, tables, and untrusted text made harmless.
 
-Colours are for terminals alone: not with NO_COLOR set, nor for TERM=dumb.
+Colours are only used at terminals, without NO_COLOR and unless TERM=dumb.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Final, TextIO
 
 import click
 
-#: What a terminal would obey: control characters, C1 ones too, and those that reorder text.
+#: Characters that control a terminal: control characters, including C1, and those that reorder
+#: text.
 _OBEYED: Final = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 _CONTROL: Final = re.compile(rf"[\t\n{_OBEYED}]")
-#: The same in whole texts of ours, which have lines, tabs and colours.
+#: The same for whole texts of ours, in which newlines, tabs and colours are allowed.
 _UNEXPECTED: Final = re.compile(rf"\x1b\[[0-9;]*m|[{_OBEYED}]")
 #: Colours by meaning.
 _STYLES: Final[dict[str, Callable[[str], str]]] = {
@@ -33,27 +34,27 @@ _STYLES: Final[dict[str, Callable[[str], str]]] = {
 
 
 def in_colour(stream: TextIO | None = None) -> bool:
-    """Whether text for `stream`, standard output if there is none, may be in colour."""
+    """Return whether text for `stream`, by default standard output, may be in colour."""
     shown = (stream or sys.stdout).isatty()
     return shown and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def styled(text: str, meaning: str, stream: TextIO | None = None) -> str:
-    """Colour text by its meaning where that is seen, and return it as it is elsewhere."""
+    """Colour text by its meaning if the stream supports it, else return it unchanged."""
     if not in_colour(stream):
         return text
     return _STYLES[meaning](text)
 
 
 def inert(text: str) -> str:
-    """Escape what a terminal would obey, in text that others chose: names, messages, headers."""
+    """Escape terminal control characters in text that others chose: names, messages, headers."""
     return _CONTROL.sub(_escaped, text)
 
 
 def inert_text(data: bytes, *, colours: bool = True) -> bytes:
-    """Escape what a terminal would obey in text of several lines; bytes that are not UTF-8, too.
+    """Escape terminal control characters in multi-line text, and bytes that are not UTF-8.
 
-    `colours` of our own stay.
+    With `colours`, keeps our own colour codes.
     """
     text = data.decode(errors="backslashreplace")
     return _UNEXPECTED.sub(
@@ -62,7 +63,7 @@ def inert_text(data: bytes, *, colours: bool = True) -> bytes:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """As JSON has it, so that JSON stays JSON."""
+    """Escape characters as JSON does, so that JSON stays valid."""
     return "".join(f"\\u{ord(character):04x}" for character in match[0])
 
 
@@ -74,8 +75,8 @@ def aligned(
 ) -> list[str]:
     """Return rows as lines with columns of equal width, below their headings in bold.
 
-    `right`: columns of numbers. `room`: characters of a line; cells that are too long for it move
-    what follows them in their own line alone.
+    `right`: indices of numeric columns. `room`: characters per line. A cell too long for this moves
+    only the cells after it in its own line.
     """
     cells = [[inert(cell) for cell in row] for row in rows]
     every = [list(headings), *cells] if headings else cells
@@ -94,7 +95,7 @@ def aligned(
 
 
 def _widths(columns: Sequence[Sequence[str]], room: int | None) -> list[int]:
-    """The width of each column: of its longest cell, or of the longest with which lines fit."""
+    """Return each column's width: of its longest cell, or of the longest cell with which lines fit."""
     lengths = [sorted({len(cell) for cell in column}) for column in columns]
     while room is not None and sum(each[-1] + 2 for each in lengths) - 2 > room:
         widest = max(lengths, key=lambda each: each[-1])
@@ -105,9 +106,9 @@ def _widths(columns: Sequence[Sequence[str]], room: int | None) -> list[int]:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals on which a long command finishes its work and ends.
+    """Return the signals on which a long command finishes its work and ends.
 
-    A terminal that closes sends SIGHUP, which counts unless `nohup` started the command.
+    A closing terminal sends SIGHUP, which is ignored if `nohup` started the command.
     """
     asked = (signal.SIGTERM, signal.SIGINT)
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""Which of several servers is active: leases on object storage."""
+"""Leases on object storage, which decide which of several servers is active."""
 
 from streamfold.cluster.lease import EXPIRY, LeaseOwner, StoreLease
 from streamfold.cluster.lease_keeper import LeaseKeeper

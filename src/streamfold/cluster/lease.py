@@ -1,10 +1,10 @@
-"""The lease of a store: one object on storage that names the active server, and how others judge it.
+"""A store's lease: one object on storage that names the active server, and rules for judging it.
 
-The active server writes the object again and again, each time on the condition that nobody else has
-(compare-and-swap). Another server that sees one version for the whole expiry claims the lease in the
-same way. Nobody compares the clocks of two machines: each server measures how long *it* has seen that
-version. Their clocks only have to run about equally fast, because the active server stops a quarter of
-the expiry before another one may claim.
+The active server rewrites the object regularly, each time on the condition that nobody else has
+(compare-and-swap). If another server sees the same version for the whole expiry, it claims the
+lease in the same way. Clocks of two machines are never compared: each server measures how long *it*
+has seen that version. Their clocks only have to run at about the same rate, because the active
+server stops a quarter of the expiry before another one may claim.
 
 No two versions of the object have the same bytes, since an etag may depend on the bytes alone.
 """
@@ -20,33 +20,33 @@ from streamfold.errors import DataCorruptError, FormatUnsupportedError
 
 #: The object's key, below the folder of the store's database.
 KEY: Final = "server.lease"
-#: An object that a starting server writes to learn what time it is for storage.
+#: A starting server writes this object to learn the storage service's current time.
 CLOCK_KEY: Final = "server.clock"
-#: Seconds for which a version of the lease may stay before another server claims it.
+#: Seconds for which a version of the lease may remain before another server claims it.
 EXPIRY: Final = 8.0
 EXPIRY_MIN, EXPIRY_MAX = 1.0, 300.0
-#: Heartbeats in an expiry: one every 2 s by default, and 0.5 PUT/s.
+#: Heartbeats per expiry. By default, one every 2 s, which is 0.5 PUT/s.
 HEARTBEATS: Final = 4
-#: Part of an expiry after which the active server trusts its own lease no more.
+#: Fraction of the expiry after which the active server no longer trusts its own lease.
 TRUST: Final = 0.75
-#: Longest pause in seconds between two looks of a standby at the lease.
+#: Longest pause, in seconds, between a standby's checks of the lease.
 LOOK_MAX: Final = 1.0
-#: What this version writes, and the newest that it reads.
+#: The format version that this version writes, and the newest that it reads.
 VERSION: Final = 1
-#: Bytes of a name that are shown.
+#: Maximum bytes of a name that are shown.
 _NAME_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwner:
-    """The server that a lease names."""
+    """The server named by a lease."""
 
-    #: Unique to each start of a server: two servers of one name are two owners.
+    #: Unique to each start of a server: two servers with one name are two owners.
     id: str
-    #: For people.
+    #: Shown to people.
     name: str
     process: int
-    #: By which a process on the same machine recognizes that this one has ended; see process_identity.
+    #: Lets a process on the same machine recognize that this one has ended: see `process_identity`.
     evidence: str = ""
 
     def __str__(self) -> str:
@@ -55,14 +55,14 @@ class LeaseOwner:
 
 
 class StoreLease(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of the object."""
+    """One version of the lease object."""
 
     owner: LeaseOwner
     #: How often the owner has written the object.
     sequence: int
-    #: Seconds for which a version may stay, as the owner has promised.
+    #: Seconds for which a version may remain unchanged, as promised by the owner.
     expiry: float
-    #: Whether the owner has closed the store and given the lease up.
+    #: Whether the owner has closed the store and released the lease.
     released: bool = False
     version: int = VERSION
 
@@ -77,14 +77,15 @@ _ANY_VERSION = msgspec.json.Decoder(_AnyVersion)
 
 
 def encode_lease(lease: StoreLease) -> bytes:
-    """Return the bytes of the object."""
+    """Return the bytes of the lease object."""
     return _ENCODER.encode(lease)
 
 
 def decode_lease(data: bytes) -> StoreLease:
-    """Decode the object's bytes.
+    """Decode the lease object's bytes.
 
-    DataCorruptError if they are no lease, FormatUnsupportedError if a newer version wrote them.
+    Raises DataCorruptError if they are not a lease, and FormatUnsupportedError if a newer version
+    wrote them.
     """
     try:
         version = _ANY_VERSION.decode(data).version
@@ -105,24 +106,27 @@ def decode_lease(data: bytes) -> StoreLease:
 
 
 class LeaseWatch:
-    """Says for how long a standby has seen the same version of the lease."""
+    """Measures how long a standby has seen the same version of the lease."""
 
     def __init__(self) -> None:
         self._etag: str | None = None
         self._since: float | None = None
-        #: Whether a version was ever seen.
+        #: Whether the lease was ever observed.
         self.has_looked = False
 
     def observe(self, etag: str | None, now: float, age: float = 0.0) -> None:
-        """Note the version at `now`; None if there is no object. A new one has this age already."""
+        """Record the etag seen at `now`, or None if there is no object.
+
+        A version not seen before is already `age` seconds old.
+        """
         self.has_looked = True
         if self._since is None or etag != self._etag:
             self._etag, self._since = etag, now - age
 
     def lose_sight(self) -> None:
-        """Begin anew: while storage does not answer, the active server cannot renew its lease."""
+        """Restart the measurement: while storage is unreachable, the active server cannot renew."""
         self._since = None
 
     def unchanged(self, now: float) -> float:
-        """Return the seconds for which the version has not changed."""
+        """Return for how many seconds the version has not changed."""
         return 0.0 if self._since is None else now - self._since

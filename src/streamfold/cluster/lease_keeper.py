@@ -1,4 +1,4 @@
-"""Gets the lease of a store for one server, renews it while the server is active, and gives it up."""
+"""Acquires a store's lease for a server, renews it while the server is active, and releases it."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ from streamfold.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: What a conditional write says if another server came first, or somebody deleted the object.
+#: Errors of a conditional write if another server was first, or the object was deleted.
 _CONFLICTS = (BlobChangedError, BlobExistsError, BlobNotFoundError)
-#: What storage says if it cannot be reached, or the outcome of a write is not known.
+#: Errors if storage cannot be reached, or the outcome of a write is unknown.
 _FAILURES = (BlobUnavailableError, BlobOutcomeUnknownError)
-#: Attempts of one renewal: the object may have been deleted, or an earlier attempt may have worked.
+#: Attempts per renewal: the object may have been deleted, or an earlier attempt may have succeeded.
 _ATTEMPTS = 3
-#: Seconds to which S3 rounds the time of a change.
+#: Resolution in seconds of S3's modification times.
 _RESOLUTION = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseVersion:
-    """The object as it was read: no etag if there is none, no lease if its bytes are none."""
+    """The lease object as read. `etag` is None if it is missing, `lease` if missing or corrupt."""
 
     etag: str | None
     lease: StoreLease | None
 
 
 class LeaseKeeper:
-    """The lease of one store, as one server sees it.
+    """Holds the lease of one store for one server.
 
-    `blobs` is the folder of the store's database. The methods for an active server may be called once
+    `blobs` is the folder of the store's database. Call the methods for an active server only after
     `acquire` has returned.
     """
 
@@ -81,13 +81,13 @@ class LeaseKeeper:
         self._clock, self._sleep = clock, sleep
         self._etag: str | None = None
         self._sequence = 0
-        #: Until when no other server can have the lease.
+        #: Time until which no other server can have the lease.
         self._trusted_until = float("-inf")
         self._renewing: asyncio.Task[LeaseLostError] | None = None
 
     @property
     def owner(self) -> LeaseOwner:
-        """Return this server, as the lease names it."""
+        """Return this server as the lease names it."""
         return self._owner
 
     @property
@@ -95,14 +95,14 @@ class LeaseKeeper:
         """Return the seconds without a heartbeat after which another server may claim the lease."""
         return self._expiry
 
-    # A server that starts
+    # Starting
 
     async def acquire(
         self, *, take_over: bool, on_standby: Callable[[LeaseOwner | None], None]
     ) -> None:
-        """Return when this server has the lease; with `take_over`, take it from whoever has it.
+        """Return once this server has the lease. With `take_over`, take it from any other server.
 
-        Calls `on_standby` with the active server, as far as it is known, while it must wait.
+        While waiting, calls `on_standby` with the active server, or with None if it is unknown.
         """
         watch, waiting = LeaseWatch(), False
         while True:
@@ -124,7 +124,7 @@ class LeaseKeeper:
             await self._sleep(min(LOOK_MAX, self._expiry / HEARTBEATS))
 
     async def _is_free(self, current: LeaseVersion, watch: LeaseWatch, *, take_over: bool) -> bool:
-        """Whether this server may claim this version now."""
+        """Return whether this server may claim this version now."""
         lease, first = current.lease, not watch.has_looked
         if lease is not None and (lease.released or lease.owner.id == self._owner.id):
             return True
@@ -148,14 +148,14 @@ class LeaseKeeper:
         return True
 
     async def _is_new(self) -> bool:
-        """Whether the store is empty: a lease that is missing elsewhere may just have been deleted."""
+        """Return whether the store is empty. Elsewhere, a missing lease may just have been deleted."""
         async for meta in self._blobs.list():
             if meta.key not in (KEY, CLOCK_KEY):
                 return False
         return True
 
     async def _age(self, etag: str) -> float:
-        """Return how many seconds ago this version was written at least, by storage's own clock."""
+        """Return the minimum age in seconds of this version, by the storage service's own clock."""
         await self._blobs.put(CLOCK_KEY, self._owner.id.encode())
         now, written = await self._blobs.head(CLOCK_KEY), await self._blobs.head(KEY)
         if written.etag != etag:
@@ -167,11 +167,11 @@ class LeaseKeeper:
         self._etag = current.etag
         await self._write()
 
-    # A server that is active
+    # Active
 
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[None]:
-        """Renew the lease while the context lasts, then give it up, unless it was lost."""
+        """Renew the lease during the block, then release it unless it was lost."""
         renewing = self._renewing = asyncio.create_task(self._renew_until_lost())
         try:
             yield
@@ -183,13 +183,13 @@ class LeaseKeeper:
                 await self._release()
 
     async def lost(self) -> LeaseLostError:
-        """Wait until another server has the lease; return what happened."""
+        """Wait until another server has the lease, and return the error that reports it."""
         if self._renewing is None:
             raise AssertionError("a lease is lost only while it is renewed")
         return await asyncio.shield(self._renewing)
 
     def check(self) -> None:
-        """Raise NotActiveError unless no other server can have the lease now; sends no request."""
+        """Raise NotActiveError if another server may have the lease by now. Sends no request."""
         if self._clock() >= self._trusted_until:
             raise NotActiveError(
                 f"this server could not renew its lease of the store for {self._expiry * TRUST:g} s, "
@@ -197,7 +197,7 @@ class LeaseKeeper:
             )
 
     async def confirm(self) -> None:
-        """Raise LeaseLostError if storage says that another server has the lease."""
+        """Raise LeaseLostError if storage shows that another server has the lease."""
         try:
             await self._read_again()
         except BlobUnavailableError as error:
@@ -215,7 +215,7 @@ class LeaseKeeper:
                 logger.warning("the lease of the store cannot be renewed yet: %s", error)
 
     async def _renew(self, *, released: bool = False) -> None:
-        """Write the lease on the condition that nobody else has; LeaseLostError if one has."""
+        """Write the lease if nobody else has. Raises LeaseLostError if another server has."""
         for _ in range(_ATTEMPTS):
             try:
                 await self._write(released=released)
@@ -228,7 +228,7 @@ class LeaseKeeper:
             self._etag = current.etag
 
     async def _read_again(self) -> LeaseVersion:
-        """Return the version that is there now; LeaseLostError if it is another server's."""
+        """Return the current version. Raises LeaseLostError if it belongs to another server."""
         try:
             current = await self._read()
         except FormatUnsupportedError:
@@ -238,7 +238,7 @@ class LeaseKeeper:
         return current
 
     async def _release(self) -> None:
-        """Let another server claim the lease at once; without that, it waits for the expiry."""
+        """Release the lease, so that another server can claim it without waiting for the expiry."""
         self._trusted_until = float("-inf")
         try:
             await self._renew(released=True)
@@ -261,7 +261,7 @@ class LeaseKeeper:
             return LeaseVersion(etag, None)
 
     async def _write(self, *, released: bool = False) -> None:
-        """Write the next version over the one that was seen last."""
+        """Write the next version over the one last seen."""
         self._sequence += 1
         data = encode_lease(
             StoreLease(

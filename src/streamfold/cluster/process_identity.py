@@ -1,4 +1,4 @@
-"""Evidence by which a process can prove that another one on the same machine has ended."""
+"""Evidence that proves to another process on the same machine that a process has ended."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import os
 import time
 from pathlib import Path
 
-#: Positions in `/proc/PID/stat` after the command's name: the state, and the start time.
+#: Positions in `/proc/PID/stat` after the command name: the state, and the start time.
 _STATE, _START = 0, 19
-#: The state of a process that has ended, and whose parent has not noticed yet.
+#: State of a process that has ended but whose parent has not noticed yet.
 _ZOMBIE = "Z"
-#: On Linux, the one that also runs while the machine sleeps.
+#: On Linux, a clock that also runs while the machine sleeps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def steady_clock() -> float:
-    """Return seconds that never go back, and that pass while the machine sleeps, on Linux."""
+    """Return seconds that never go backwards and, on Linux, also count while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 
 def process_evidence(pid: int) -> str:
-    """Return what identifies a process: boot, process namespace, number and start time.
+    """Return a process's identity: boot, process namespace, PID and start time.
 
-    Empty if the system does not say, or if there is no such process.
+    Returns "" if the system does not reveal it, or if the process does not exist.
     """
     world, status = _world(), _status_of(pid)
     return f"{world}/{pid}/{status[_START]}" if world and status is not None else ""
 
 
 def has_ended(evidence: str) -> bool:
-    """Whether the process has certainly ended; False if that cannot be known from here.
+    """Return whether the process has certainly ended, or False if this process cannot tell.
 
-    It can be known in the same process namespace of the same boot. Containers and other machines have
+    It can tell within the same process namespace and boot. Containers and other machines have
     others.
     """
     world, _, process = evidence.partition("/")
@@ -45,7 +45,7 @@ def has_ended(evidence: str) -> bool:
 
 
 def _world() -> str:
-    """Return the boot of the machine and the namespace of its processes; empty if unknown."""
+    """Return the machine's boot id and process namespace, or "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").readlink().name
@@ -63,7 +63,7 @@ def _status_of(pid: int) -> list[str] | None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is such a process; `/proc` may hide those of other users."""
+    """Return whether the process exists. `/proc` may hide processes of other users."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -21,7 +21,7 @@ from streamfold.errors import (
     NotFoundError,
 )
 
-#: Why a stream's first records are gone, and how to keep them.
+#: Explains why a stream's first records are gone, and how to retain them.
 GONE: Final = "trimmed or older than the stream's retention"
 KEEPING: Final = (
     "Streams keep records for 7 days unless their retention says otherwise: create those that are "

@@ -21,11 +21,11 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 def last_value(
     field: str = "key", *, header: str | None = None
 ) -> Callable[[dict[str, Any], StreamRecord], dict[str, Any]]:
-    """Return a fold that keeps each key's newest record; the key is a JSON field or a header.
+    """Return a fold that keeps each key's newest record. The key is a JSON field or a header.
 
     With a field, the state holds the objects as appended, and an object that contains only the key
-    field deletes that key. With a header, the state holds the JSON bodies, and an empty body deletes
-    the key.
+    field deletes that key. With a header, the state holds the JSON bodies, and an empty body
+    deletes the key.
     """
     header_name = header.encode() if header is not None else None
 
@@ -124,7 +124,7 @@ def find_fold(
 
 
 def _called(name: str, key_field: str, key_header: str | None) -> str:
-    """Return the fold's name in snapshots: folds that can produce different states differ in name."""
+    """Return the fold's name in snapshots. Folds that can produce different states differ in name."""
     if name == "last-value":
         name += f" by header {key_header}" if key_header else f" by field {key_field}"
     called = name.encode("ascii", "backslashreplace").decode()

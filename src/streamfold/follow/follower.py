@@ -26,16 +26,16 @@ from streamfold.notebook import html_table
 
 S = TypeVar("S")
 
-#: Consecutive failures after which the first restore gives up, unless its backoff sets a limit: a
-#: server that has never answered is more likely a mistake than an outage. Once following, it keeps
-#: retrying.
+#: Consecutive failures after which the first restore gives up, unless its backoff sets a limit. A
+#: server that has never answered is more likely a mistake than an outage. Once following, the
+#: follower keeps retrying.
 _FIRST_ATTEMPTS = 6
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
     """A delta already applied to the state or, if `restored` is set, a replacement of the state.
 
-    The state is replaced when records were trimmed before they could be read. It then comes from a
+    The state is replaced if records were trimmed before they could be read. It then comes from a
     snapshot, and the changes in between are not reported one by one.
     """
 
@@ -64,7 +64,8 @@ class Follower(Generic[S]):
         self._replay = Replay(folding, snapshots.codec, client.name, buffer_bytes=buffer_bytes)
         self._restorer = Restorer(client, snapshots, self._replay, progress or TerminalBar())
         self._ready: deque[StreamRecord] = deque()
-        #: Whether records were trimmed before they were read and the state must still be restored.
+        #: Whether records were trimmed before they were read, so that the state must be restored
+        #: again.
         self._overtaken = False
         #: Whether the state was restored since the last change.
         self._jumped = False
@@ -104,7 +105,7 @@ class Follower(Generic[S]):
 
     @property
     def replay(self) -> Replay[S]:
-        """The state and what is known about its snapshots, for snapshot takers."""
+        """The state and the known facts about its snapshots, for snapshot takers."""
         return self._replay
 
     @property
@@ -144,7 +145,7 @@ class Follower(Generic[S]):
             await self._fill()
 
     async def advance(self, max_wait: float | None = None) -> bool:
-        """Apply the next records, all at once. Returns False if none came within `max_wait` seconds."""
+        """Apply the next records all at once. Returns False if none come within `max_wait` seconds."""
         if not self._ready and not await self._fill(max_wait):
             return False
         if self._replay.folds_batches:
@@ -184,13 +185,13 @@ class Follower(Generic[S]):
         """Close the read session until the next change is requested. No record is lost.
 
         For callers that append a lot while following: unread records fill the connection, and the
-        same client's acknowledgements queue behind them.
+        same client's acknowledgements queue up behind them.
         """
         if self._feed is not None:
             await self._feed.seek(self._replay.position)
 
     def _apply_first(self) -> StreamRecord:
-        """Fold the first queued delta. If the fold fails it stays queued: no snapshot may skip it."""
+        """Fold the first queued delta. If the fold fails, it stays queued: no snapshot may skip it."""
         record = self._ready[0]
         self._replay.apply_one(record)
         self._ready.popleft()
@@ -233,14 +234,16 @@ def follow(
             async for change in state:
                 ...
 
-    `stream` is a `StreamClient` or an S2 SDK stream. `fold` takes the state and a record and returns
-    the new state; it may modify the state in place. Its exceptions get a note that names the stream and
-    the seq_num. Returning None is an error unless `initial` also returns None. A snapshot made under
-    another `fold_name` is rejected. `fold_batch` takes a state and a list of records, and is used
-    instead of `fold` where many are at hand. `progress` is called while state is restored, with a
-    `Progress`. `backoff` has the pauses between attempts to reach the stream. Entering the context
-    loads the newest snapshot and replays the records after it. Lost connections are reopened. Leaving
-    ends the read session.
+    Entering the context loads the newest snapshot and replays the records after it. Lost
+    connections are reopened. Leaving it ends the read session.
+
+    `stream` is a `StreamClient` or an S2 SDK stream. `fold` takes the state and a record and
+    returns the new state; it may modify the state in place. Its exceptions get a note that names
+    the stream and the seq_num. Returning None is an error unless `initial` also returns None. A
+    snapshot made under another `fold_name` is rejected. `fold_batch` takes a state and a list of
+    records, and replaces `fold` wherever several records are available. `progress` is called with a
+    `Progress` while state is restored. `backoff` sets the pauses between attempts to reach the
+    stream.
     """
     return Follower(
         as_client(stream),

@@ -1,4 +1,4 @@
-"""Sources that fill streams: PostgreSQL tables, copied once and then followed, each change once."""
+"""Fills streams from PostgreSQL tables: copies each table once, then appends each change once."""
 
 from streamfold.ingest.errors import (
     RowTooLargeError,

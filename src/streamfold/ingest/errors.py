@@ -1,4 +1,4 @@
-"""Errors of ingest. Each message names the way out.
+"""Ingest errors. Each message names the way out.
 
 InvalidError
 ├── SourceUnusableError         database, table or publication is not set up for ingest
@@ -51,7 +51,7 @@ class SourceUnavailableError(RetryLaterError):
 
 
 class SnapshotLostError(SourceUnavailableError):
-    """A copy's connection cannot find the snapshot that another connection exported."""
+    """Raised if a copy's connection cannot find the snapshot that another connection exported."""
 
     def __init__(self, database: str) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class SnapshotLostError(SourceUnavailableError):
 
 
 class CopyStaleError(RetryLaterError):
-    """Rows in the stream are outdated, or some of their changes were not sent."""
+    """Raised if rows in the stream are outdated, or some of their changes were not sent."""
 
     code = "copy_stale"
 

@@ -21,10 +21,10 @@ class IngestTableProgress:
     rows_copied: int = 0
     rows_estimated: int = -1
     bytes_copied: int = 0
-    #: When this process began to copy, in Unix seconds, and the rows that the stream had then.
+    #: When this process began to copy, in Unix seconds, and the rows that the stream already had.
     copy_began: float = 0.0
     copy_resumed_at: int = 0
-    #: Since the process started.
+    #: Changes since the process started.
     changes: int = 0
 
     def rows_per_second(self, now: float) -> float:
@@ -53,7 +53,7 @@ class IngestProgress:
     lag_bytes: int = 0
     retained_bytes: int = 0
     sessions: int = 0
-    #: Sessions that failed and were started again.
+    #: Sessions that failed and were restarted.
     failures: int = 0
     last_error: str = ""
 

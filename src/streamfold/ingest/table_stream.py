@@ -1,6 +1,6 @@
-"""The stream of one or several tables: where its source stopped, and exactly-once appends.
+"""Appends to the stream of one or several tables exactly once, and finds where its source stopped.
 
-Records carry their source position in headers, so the stream itself says how far it is. An ingester
+Records carry their source position in headers, so the stream itself shows how far it is. An ingester
 first fences the stream with its own token, which stops every other ingester, and then reads the last
 record. From then on only its own appends change the stream. Every append names the seq_num of its first
 record, so a repeated append is rejected. After any failure the ingester starts again from here.
@@ -49,7 +49,7 @@ with needing_extra("client"):
 
 LSN, INDEX, COPY, KEY, SNAPSHOT = b"lsn", b"index", b"copy", b"key", b"snapshot"
 COPY_END: Final = b"end"
-#: Records read at once, from the tail backwards. The last one nearly always decides.
+#: Records read at once, backwards from the tail. The last one is nearly always sufficient.
 _LOOK_BACK: Final = 10
 
 
@@ -93,7 +93,7 @@ class TableStream:
         self._client = client
         self._token = token
         self._next = 0
-        #: The last record that is not a command, and the first one that the last `trim` left.
+        #: The last record that is not a command, and the first one that the last `trim` kept.
         self._last = self._first = 0
         self.state: StreamState = None
         #: The last record that is not a command, read by `take`.
@@ -125,7 +125,7 @@ class TableStream:
         await self.append_encoded([EncodedBatch.of(part) for part in batches(records)])
 
     async def append_encoded(self, batches: Sequence[EncodedBatch]) -> None:
-        """Append encoded batches as `append` does."""
+        """Append encoded batches. Raises like `append`."""
         try:
             self._next = await self._client.append_encoded(
                 batches, match_seq_num=self._next, fencing_token=self._token
@@ -143,7 +143,7 @@ class TableStream:
         return min(keep_from, self._last) > self._first
 
     async def trim(self, keep_from: int) -> None:
-        """Trim the records before `keep_from`. Raises as `append` does.
+        """Trim the records before `keep_from`. Raises like `append`.
 
         The last record always stays, because it says where the source stopped.
         """
@@ -160,7 +160,7 @@ class TableStream:
                 if not _is_command(record):
                     return record
             if not records or records[0].seq_num > start:
-                break  # what is before it was trimmed
+                break  # earlier records were trimmed
             end = start
         return None
 
@@ -180,7 +180,7 @@ class TableStream:
 
 
 class SharedTableStream(TableStream):
-    """One table of a stream of several tables. `shared` must have been taken."""
+    """One table in a stream of several tables. `shared` must already be taken."""
 
     has_history = True
 
@@ -212,7 +212,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def table_of(record: StreamRecord) -> str | None:
-    """Return the table named in a record of a stream of several tables."""
+    """Return the table named in a record of a shared stream."""
     return msgspec.json.decode(record.body, type=_Named).table
 
 
@@ -275,7 +275,7 @@ _EXISTS = "resource_already_exists"
 
 
 class StreamOpener(Protocol):
-    """Where an ingester writes."""
+    """Opens the streams to which an ingester writes."""
 
     async def ensure(self, name: str) -> EncodedClient:
         """Open the stream, creating it if necessary."""
@@ -304,8 +304,8 @@ class BasinStreams:
 def raise_if_cancelled() -> None:
     """Raise CancelledError if the current task was cancelled. Called between two appends.
 
-    The S2 SDK uses `asyncio.wait_for` for each request. In Python 3.11 it drops a cancellation that
-    arrives together with the answer. The task still counts it.
+    The S2 SDK uses `asyncio.wait_for` for each request. In Python 3.11, `wait_for` drops a
+    cancellation that arrives together with the response. The task still counts it.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -13,9 +13,9 @@ from typing import Final
 
 from streamfold.errors import InvalidError
 
-#: Bytes of UTF-8 in the id of an access token.
+#: Maximum bytes of UTF-8 in an access token's id.
 TOKEN_ID_MAX = 96
-#: The prefix of every secret, by which leaked ones are recognized.
+#: Prefix of every secret, which makes leaked secrets recognizable.
 SECRET_PREFIX: Final = "sf_"  # noqa: S105 - how secrets begin, not one
 
 
@@ -56,8 +56,8 @@ class Group(enum.StrEnum):
     STREAM = "stream"
 
 
-#: The operations of each group, reads first, then writes. Reconfiguring a basin is in two groups: an
-#: account's writer may reconfigure any basin, a basin's writer that one.
+#: The operations of each group, reads first, then writes. Reconfiguring a basin is in two groups:
+#: an account's writer may reconfigure any basin, a basin's writer only its own.
 GROUP_OPERATIONS: Final[dict[Group, tuple[frozenset[Right], frozenset[Right]]]] = {
     Group.ACCOUNT: (
         frozenset(

@@ -61,8 +61,8 @@ class StreamConfig:
     timestamp_uncapped: bool = False
     #: Seconds without records after which the stream is deleted. 0 = never.
     delete_on_empty_secs: int = 0
-    #: Whether publishing a snapshot trims the records that it covers. None: as the stream's creation
-    #: or the store says.
+    #: Whether publishing a snapshot trims the records that it covers. None leaves the decision to
+    #: the stream's creation traits, then to the store.
     trim_on_snapshot: bool | None = None
 
 

@@ -134,7 +134,7 @@ class Grant:
         stream: str | None = None,
         token_id: str | None = None,
     ) -> None:
-        """Raise PermissionDeniedError unless `allows`; names are as the caller gave them."""
+        """Raise PermissionDeniedError unless `allows`. The message uses the caller's own names."""
         if self.allows(operation, basin, stream, token_id):
             return
         asked = None if stream is None else stream.removeprefix(self.stream_prefix)
@@ -175,7 +175,7 @@ class Grant:
             )
         return token
 
-    # Names as the caller gives and gets them.
+    # Names from the caller's point of view.
 
     def full_stream_name(self, name: str) -> StreamName:
         """Return the full name of the caller's stream `name`."""

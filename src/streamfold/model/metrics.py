@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from streamfold.errors import InvalidError
 
-#: Seconds by which a client's clock may be ahead of ours.
+#: Maximum seconds that a client's clock may be ahead of ours.
 CLOCK_TOLERANCE = 60
 #: Maximum seconds of one query: 30 days.
 SPAN_MAX = 30 * 86_400
@@ -63,7 +63,7 @@ class Interval(enum.StrEnum):
 
 _SECONDS: Final = {Interval.MINUTE: 60, Interval.HOUR: 3600, Interval.DAY: 86_400}
 
-#: Unix seconds and a value: the amount of the interval that begins there, or the level at its end.
+#: Unix seconds and a value: the total of the interval that begins there, or the level at its end.
 Point: TypeAlias = tuple[int, float]
 
 
@@ -76,7 +76,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """Amounts per interval."""
+    """Totals per interval."""
 
     name: str
     unit: Unit

@@ -1,4 +1,4 @@
-"""Rules for names of basins, streams and servers."""
+"""Rules for basin, stream and server names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from streamfold.errors import InvalidError
 
-#: Names of this machine.
+#: Names and addresses of the local machine.
 _LOOPBACK = re.compile(r"localhost|.+\.localhost|127(\.\d+){3}|::1")
 
 BasinName = NewType("BasinName", str)
@@ -50,7 +50,7 @@ _BASIN_PREFIX = re.compile(r"[a-z0-9_-]*")
 
 
 def parse_basin_name(text: str) -> BasinName:
-    """Return `text` as a basin name that S2 may create. Raises with the rule it breaks."""
+    """Return `text` as a basin name that S2 may create. Raises InvalidError with the rule it breaks."""
     if not BASIN_NAME_MIN <= len(text) <= BASIN_NAME_MAX:
         raise InvalidError(
             f"basin name {text[:SHOWN]!r} has {len(text)} characters: it must have "
@@ -65,7 +65,7 @@ def parse_basin_name(text: str) -> BasinName:
 
 
 def parse_bucket_name(text: str, what: str = "bucket name") -> BasinName:
-    """Return `text` as the name of any basin. Durable Streams allow more names than S2."""
+    """Return `text` as the name of any basin. Durable Streams allows more names than S2."""
     if not is_bucket_name(text):
         raise InvalidError(
             f"{what} {text[:SHOWN]!r} must consist of {BUCKET_NAME_MIN} to {BUCKET_NAME_MAX} "
@@ -90,7 +90,7 @@ def parse_basin_prefix(text: str) -> str:
 
 
 def parse_stream_name(text: str) -> StreamName:
-    """Return `text` as a stream name. Raises with the rule it breaks."""
+    """Return `text` as a stream name. Raises InvalidError with the rule it breaks."""
     if text in ("", ".", ".."):
         raise InvalidError(f"stream name {text!r} is not allowed: it may not be empty, '.' or '..'")
     return StreamName(parse_stream_prefix(text, what="stream name"))
@@ -117,7 +117,7 @@ def parse_token(text: str, what: str) -> str:
 
 
 def endpoint_url(text: str) -> str:
-    """Return the URL for `host:port`: http for this machine, https for others."""
+    """Return the URL for `host:port`: http for the local machine, https for others."""
     if not text:
         return text
     if "://" in text:

@@ -9,9 +9,9 @@ import msgspec
 
 from streamfold.model.positions import SeqNum, Timestamp
 
-#: Maximum records of one append.
+#: Maximum records per append.
 BATCH_RECORDS_MAX = 1000
-#: Maximum metered bytes of one append, and so of one record.
+#: Maximum metered bytes per append, and so per record.
 BATCH_BYTES_MAX = 1 << 20
 
 #: Metered bytes of each record, and of each header beyond its name and value.
@@ -63,8 +63,8 @@ def trim_record(seq_num: int) -> Record:
     return Record(seq_num.to_bytes(8, "big"), (Header(b"", TRIM_COMMAND),))
 
 
-#: On a record that is not the last of its append: boundaries of appends survive by it. It is there only
-#: where an append has several records that came in by a protocol whose appends are units.
+#: Marks every record of an append except the last, which preserves append boundaries. Used only if
+#: an append has several records and arrived over a protocol in which an append is a unit.
 CONTINUED = Header(b"ds-more", b"")
 
 

@@ -1,9 +1,9 @@
 """Basins and streams from a JSON file, for a server's start and for `streamfold apply`.
 
-{"basins": [{"name": ..., "config": {...}, "streams": [{"name": ..., "config": {...}}]}]}
+    {"basins": [{"name": ..., "config": {...}, "streams": [{"name": ..., "config": {...}}]}]}
 
-Entries are ensured, so the file can be applied repeatedly, and resets configurations that were changed
-in between. Durations are human-readable, such as "7d" or "1h 30m".
+Entries are ensured, so the file can be applied repeatedly. Applying it again resets configurations
+that were changed in between. Durations are human-readable, such as "7d" or "1h 30m".
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class BasinInfo:
     #: Milliseconds since the Unix epoch.
     created_at: int
     deleted_at: int | None
-    #: Where its records are. None: the store's default.
+    #: Location of its records, or None for the store's default.
     location: str | None = None
 
 
@@ -45,7 +45,7 @@ class StreamStatus(msgspec.Struct, frozen=True):
 
     id: int
     traits: StreamTraits
-    #: The first remaining record, and the next seq_num.
+    #: seq_nums of the first remaining record and of the next one to append.
     first: int
     tail: int
     closed: bool
@@ -71,7 +71,7 @@ class Origin(msgspec.Struct, frozen=True):
     """Where a fork starts in its source, as requested and as resolved."""
 
     stream: str
-    #: The position in the source; without `sub_offset`, where the fork's own records begin.
+    #: The position in the source, where the fork's own records begin unless `sub_offset` is set.
     seq_num: SeqNum
     #: Bytes or messages of the append after that position.
     sub_offset: int = 0

@@ -39,7 +39,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_seconds(text: str) -> int:
-    """Parse a duration of whole numbers and any length to seconds. Raises ValueError."""
+    """Parse a duration in whole numbers, of any length, to seconds. Raises ValueError otherwise."""
     total = _nanoseconds(text)
     if "." in text or total % 10**9:
         raise ValueError("must be whole seconds, such as 30s, 5m, 6h or 1d")
@@ -58,7 +58,7 @@ def _nanoseconds(text: str) -> Decimal:
     if not end or end != len(text):
         raise ValueError("must be a time with a unit, such as 250ms, 30s, 5m, 6h or 1d")
     if total.adjusted() >= getcontext().prec:
-        raise ValueError("must be shorter")  # it is no longer exact
+        raise ValueError("must be shorter")  # the amount is no longer exact
     return total
 
 

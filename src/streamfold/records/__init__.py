@@ -1,6 +1,6 @@
 """The byte form of records from wire to storage: AppendRecords in, SequencedRecords out.
 
-Clients encode with plain Python (`protobuf`). All else is native and loaded on first use.
+Clients encode with plain Python (`protobuf`). Everything else is native and loaded on first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Validated batches of records, which wait for their slot in a stream, and append requests."""
+"""Validated record batches that wait for their slot in a stream, and append requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> RecordBatch:
-        """Make a batch of Python records. Errors name the invalid record."""
+        """Make a batch from Python records. Errors name the invalid record."""
         check_count(len(records))
         for index, record in enumerate(records):
             check_types(index, record)
@@ -50,7 +50,7 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @classmethod
     def of_one(cls, body: bytes, timestamp: int | None = None) -> RecordBatch:
-        """Make a batch of one record without headers, quickly: most appends are such a record."""
+        """Make a batch of one record without headers. Fast, because most appends are such a record."""
         if timestamp is not None:
             check_timestamp(0, timestamp)
         batch = Batch.of_one(body, timestamp)
@@ -59,7 +59,7 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @classmethod
     def checked(cls, batch: Batch) -> RecordBatch:
-        """Make a batch of records with valid types. Raises if they break a rule."""
+        """Make a batch from records with valid types. Raises InvalidError if they break a rule."""
         count, metered = len(batch), batch.metered
         check_count(count)
         check_metered(metered)

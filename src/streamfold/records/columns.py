@@ -19,7 +19,7 @@ CellOffsets: TypeAlias = npt.NDArray[np.int32]
 
 
 class BytesColumn(NamedTuple):
-    """Row i is `content[offsets[i]:offsets[i + 1]]`: the buffers of an Arrow binary array."""
+    """Byte values. Row i is `content[offsets[i]:offsets[i + 1]]`, as in an Arrow binary array."""
 
     offsets: CellOffsets
     content: Bytes
@@ -34,7 +34,7 @@ class HeaderColumn(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Read records. Columns that were not requested are None."""
+    """Records as read. Columns that were not requested are None."""
 
     seq_nums: npt.NDArray[np.int64]
     timestamps: npt.NDArray[np.uint64]
@@ -52,7 +52,7 @@ class AppendColumns(NamedTuple):
 
 
 class EncodedRecords(NamedTuple):
-    """Rows as AppendInput records. Any consecutive run of them is a valid AppendInput."""
+    """Encoded AppendInput records. Any consecutive run of them is a valid AppendInput."""
 
     raw: bytes
     #: Offset of each record, followed by the length of `raw`.

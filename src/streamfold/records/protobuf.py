@@ -35,7 +35,7 @@ def varint(value: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _high_varint(value: int) -> bytes:
-    """Cached: the upper bits of sequence numbers and timestamps rarely change."""
+    """Return `varint(value)`, cached: the upper bits of seq_nums and timestamps rarely change."""
     return varint(value)
 
 
@@ -63,7 +63,7 @@ def read_varint(raw: bytes, at: int, end: int, longest: int = VARINT_MAX) -> tup
 def fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield varint fields as (tag, value, offset after) and delimited ones as (tag, start, end).
 
-    Validates and skips fields of other types, which no message of ours has.
+    Validates and skips fields of other types, which none of our messages has.
     """
     while at < end:
         tag, at = _read_tag(raw, at, end)

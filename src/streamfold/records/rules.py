@@ -1,4 +1,4 @@
-"""Rules for batches of records, their commands, and their timestamps."""
+"""Rules for record batches, their commands and their timestamps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from streamfold.model.records import (
     Record,
 )
 
-#: Bytes of a trim command's body, a big-endian number.
+#: Bytes in a trim command's body, a big-endian number.
 TRIM_BODY = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Record `index` of the batch sets the stream's fencing token."""
+    """A command record, at `index` in its batch, that sets the stream's fencing token."""
 
     index: int
     token: str
@@ -33,7 +33,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Record `index` of the batch trims all records before `seq_num`."""
+    """A command record, at `index` in its batch, that trims all records before `seq_num`."""
 
     index: int
     seq_num: int
@@ -62,7 +62,7 @@ def check_metered(metered: int) -> None:
 
 
 def check_types(index: int, record: Record) -> None:
-    """Reject a record whose members have wrong types."""
+    """Reject a record whose members have the wrong types."""
     if not isinstance(record.body, bytes):
         raise InvalidError(f"record {index}: the body is {type(record.body).__name__}, not bytes")
     for header in record.headers:
@@ -82,9 +82,9 @@ def check_timestamp(index: int, timestamp: int) -> None:
 
 
 def command_of(index: int, headers: int, command: bytes, body: bytes) -> Command:
-    """Parse the command in a record with a nameless header. Rejects malformed ones.
+    """Parse the command in a record with a nameless header. Rejects malformed commands.
 
-    `command` is the value of its first header.
+    `command` is the value of the record's first header.
     """
     if headers != 1:
         raise InvalidError(

@@ -1,4 +1,4 @@
-"""HTTP over the store: one port, HTTP/1.1 and HTTP/2, in the event loop of the store."""
+"""Serves the store over HTTP/1.1 and HTTP/2 on one port, in the store's event loop."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Passes every request through admission, routing, problem responses and the access log."""
+"""Takes every request through admission, routing, problem responses and the access log."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _HUNG_UP: Final = 499
 #: Maximum requests in progress per connection: twice what HTTP/2 lets it open, because a request that
 #: the client resets counts until the server notices.
 CONNECTION_REQUESTS_MAX: Final = 2 * STREAMS_MAX
-#: Maximum requests per address, relative to what the server could still accept: a single address gets
-#: three quarters of all, and any number of addresses leave some for the next.
+#: Maximum requests per address, as a multiple of those that the server could still accept: a single
+#: address gets three quarters of all, and any number of addresses leave some for the next.
 _CLIENT_SHARE: Final = 3
 #: Paths served even while draining, because monitoring needs them.
 _ALWAYS_OPEN: Final = frozenset(("/health", "/ping", "/ready", "/metrics", "/v1/busiest-streams"))
 
 
 class Application:
-    """Sends each request exactly one response, or visibly breaks it off."""
+    """Sends exactly one response to each request, or visibly breaks it off."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Application:
         return handler(request, *match.segments)
 
     def _no_room(self, free: int, of_client: int) -> ServerBusyError:
-        """Return the rejection of a request, the `of_client`-th of its client in progress."""
+        """Return the error for a request that is its client's `of_client`-th in progress."""
         if free < 0:
             return ServerBusyError(self._requests_max, "server")
         return ServerBusyError(of_client - 1, "address")

@@ -25,7 +25,7 @@ _SCHEME: Final = "bearer "
 #: The rights that records and commands of an append need.
 _APPENDING: Final = frozenset((Right.APPEND, Right.FENCE, Right.TRIM))
 
-#: Seconds between checks whether a quiet session's token is still valid.
+#: Seconds between checks of whether an idle session's token is still valid.
 _LOOK_INTERVAL: Final = 1.0
 
 Result = TypeVar("Result")
@@ -74,7 +74,7 @@ class Access:
         stream: str | None = None,
         token_id: str | None = None,
     ) -> Grant:
-        """Raise unless the caller may do this. Return all its rights."""
+        """Raise unless the caller may do this. Returns all its rights."""
         grant = await self.grant(request)
         if grant is ROOT:
             return grant
@@ -210,7 +210,7 @@ class _AllRights(AppendRights):
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Look nothing up."""
+        """Skip the lookup, because everything is allowed."""
 
     def check(self, batch: RecordBatch) -> None:
         """Allow everything."""

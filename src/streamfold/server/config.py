@@ -40,13 +40,13 @@ class Configuration:
     #: memory:, file:///folder or s3://bucket/prefix.
     location: str = "memory:"
     store: StoreSettings = field(default_factory=StoreSettings)
-    #: Replace the process that has the store open, if any, taking over its lock on local disk or its
+    #: Replace any process that has the store open, by taking over its lock on local disk or its
     #: lease on object storage.
     take_over: bool = False
-    #: On object storage, seconds after which another server may claim the store of one that is gone.
-    #: With 0 there is no lease, and a server takes the store from any other.
+    #: On object storage, seconds after which another server may claim the store of one that has
+    #: disappeared. With 0 there is no lease, and a server takes the store from any other.
     lease_expiry: float = EXPIRY
-    #: The server's name, shown to others that wait for its lease. Default: the host name.
+    #: The server's name, shown to servers that wait for its lease. Default: the host name.
     name: str = ""
     #: On local disk, the damaged log file to drop with all later ones, as named in the error.
     accept_loss: int | None = None
@@ -55,7 +55,7 @@ class Configuration:
     #: 0 takes any free port.
     port: int = PORT
     tls: TlsFiles | None = None
-    #: Make a self-signed certificate for localhost instead.
+    #: Create a self-signed certificate for localhost instead.
     tls_self: bool = False
     #: Allow web pages of this machine, or all pages if a root token is set.
     cors: bool = True
@@ -127,7 +127,7 @@ class Configuration:
         """Host names by which clients may address the server, or None for all.
 
         A server for this machine alone accepts only its own names. Otherwise a web page could point its
-        name at this address (DNS rebinding) and pass for a page of this server.
+        name at this address (DNS rebinding) and pass as one of this server's own pages.
         """
         if not is_loopback(self.listening_host):
             return None

@@ -1,7 +1,7 @@
 """Read sessions: deliver a stream's records, then follow it until the client leaves.
 
-A reader that never waits, because its records are in memory and its client reads at once, yields to
-others regularly. Followers at the tail of a stream share one encoding of each batch.
+A reader that never has to wait, because its records are in memory and its client reads at once,
+yields to others regularly. Followers at the tail of a stream share one encoding of each batch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from streamfold.store.read.requests import ReadBatch
 #: Records or metered bytes after which a reader yields: some milliseconds of work.
 YIELD_RECORDS: Final = 1_000
 YIELD_BYTES: Final = 1 << 20
-#: Range of seconds of silence before a heartbeat. Drawn anew each time, so that followers spread out.
-#: Clients give up after 20.
+#: Range of seconds of silence before a heartbeat. Drawn randomly each time, so that followers
+#: spread out. Clients give up after 20.
 HEARTBEAT: Final = (5.0, 15.0)
-#: Bytes that a session behind the tail holds: about 1 MiB read ahead, a batch of that size, and its
-#: encoding.
+#: Bytes that a session behind the tail holds: about 1 MiB read ahead, a batch of equal size, and
+#: its encoding.
 OWN_BATCH: Final = 4 << 20
 
 
@@ -46,7 +46,7 @@ class ReaderFairness:
         self._records = self._bytes = 0
 
     async def after(self, batch: ReadBatch) -> None:
-        """Call after each batch. Yields if the reader has had its share."""
+        """Count a batch. Yields if the reader has had its share."""
         if self.should_yield(batch):
             await asyncio.sleep(0)
 
@@ -73,7 +73,10 @@ class LiveEncoding(Protocol):
         """Return whether the batch must be encoded in a thread."""
 
     def encode(self, batch: ReadBatch) -> tuple[Buffer, ...]:
-        """Return the message for a batch or heartbeat, if any. Shared bytes are one part."""
+        """Return the message for a batch or heartbeat, if any.
+
+        Bytes shared by followers form one part.
+        """
 
     async def encode_heavy(self, request: Request, batch: ReadBatch) -> tuple[Buffer, ...]:
         """Encode in a thread."""
@@ -106,13 +109,16 @@ class LiveReads:
         active_grant: ActiveGrant,
         encode: Callable[[Reader], LiveEncoding],
     ) -> None:
-        """Serve a session. Errors before it opens are raised; later ones are sent to the client."""
+        """Serve a session.
+
+        Errors before it opens are raised, and later ones are sent to the client.
+        """
         async with opening as reading:
             encoding = encode(reading)
             stream = await request.open(200, encoding.headers)
             try:
                 async with WaitGuard(request, self._gate) as watch:
-                    # A task of its own: each batch would otherwise resume all callers, too.
+                    # A separate task, because each batch would otherwise resume all callers too.
                     delivering = self._deliver(
                         request, reading, stream, watch, active_grant, encoding
                     )
@@ -198,20 +204,21 @@ KEPT_BYTES: Final = 16 << 20
 class SharedEncodings:
     """Encodes a recent batch once for all followers that need it in the same form.
 
-    Batches are equal if they consist of the same objects in memory. Sealed batches never are: each
-    reader decrypts its own. A kept batch keeps its objects alive, so that their ids are not reused.
+    Batches are equal if they consist of the same objects in memory. Sealed batches never are,
+    because each reader decrypts its own. A kept batch keeps its objects alive, so their ids are not
+    reused.
     """
 
     def __init__(self) -> None:
         self._encodings: OrderedDict[Hashable, tuple[ReadBatch, bytes]] = OrderedDict()
         self._size = 0
-        #: What is being encoded in a thread.
+        #: Encodings in progress in threads.
         self._under_way: dict[Hashable, asyncio.Future[None]] = {}
-        #: The last request, which the next one most likely repeats.
+        #: The last result, because the next call is most likely the same.
         self._last: tuple[ReadBatch | None, Hashable, bytes] = (None, None, b"")
 
     def get(self, batch: ReadBatch, form: Hashable, encode: Callable[[ReadBatch], bytes]) -> bytes:
-        """The encoding of `batch`, reused if another follower had it made."""
+        """Return the encoding of `batch`, reused if another follower has already needed it."""
         last, last_form, encoded = self._last
         if last is batch and last_form == form:
             return encoded
@@ -227,14 +234,14 @@ class SharedEncodings:
         form: Hashable,
         encode: Callable[[], Awaitable[bytes]],
     ) -> bytes:
-        """The same for a heavy batch: encoded in a thread, once for all followers."""
+        """Like `get`, for a heavy batch: encodes it in a thread, once for all followers."""
         key = _key(batch, form)
         while True:
             if (encoding := self._encodings.get(key)) is not None:
                 return encoding[1]
             if (under_way := self._under_way.get(key)) is None:
                 break
-            await asyncio.wait((under_way,))  # if it fails, the next one tries
+            await asyncio.wait((under_way,))  # if it fails, the next caller tries
         done = self._under_way[key] = asyncio.get_running_loop().create_future()
         try:
             return self._keep(key, batch, await encode())

@@ -1,4 +1,4 @@
-"""Starts a server from its configuration, serves, drains and stops it."""
+"""Starts a server from its configuration, serves, drains and stops."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for connections to close after their last answer.
+#: Seconds for connections to close after their last response.
 _CLOSE_TIMEOUT: Final = 2.0
 #: Net new objects between collections of the youngest generation, and collections before older
 #: generations follow. A collection holds the GIL for 0.1 us per object, and requests may have hundreds
 #: of thousands, of which at most 30,000 are examined together. 500 concurrent appends have fewer than
 #: 15,000, most of which are freed without a collection.
 _GC_THRESHOLDS: Final = (15_000, 0, 1_000)
-#: Settings of glibc's allocator: bytes from which a block is mapped separately, free bytes to keep, and
-#: heaps shared by threads. By default, glibc unmaps each batch's memory and maps it again for the next:
-#: 300 page faults per MiB of records, which take longer than copying them. Each heap keeps free memory
-#: of its own, so there are few.
+#: Settings of glibc's allocator: bytes from which a block is mapped separately, free bytes to keep,
+#: and heaps shared by threads. By default, glibc unmaps each batch's memory and maps it again for
+#: the next: 300 page faults per MiB of records, which take longer than copying them. Each heap
+#: keeps its own free memory, so there are few heaps.
 _MAPPED_BYTES, _KEPT_BYTES, _HEAPS = 32 << 20, 128 << 20, 2
 
 
@@ -123,14 +123,14 @@ async def running_server(
     if configuration.tls is not None:
         configuration.tls.check()
     async with AsyncExitStack() as stack:
-        # Left last: sending the last spans may take long, and the store is closed by then.
+        # Exited last, because sending the last spans may take long and the store is closed by then.
         tracer = stack.enter_context(tracing())
         # Bind before the store opens, so that an address in use fails at once.
         door = bind(configuration.listening_host, configuration.port)
         stack.callback(door.close)
         tls = configuration.tls
         if configuration.tls_self:
-            # Imported here because few servers need the libraries that make certificates.
+            # Imported here because few servers need the libraries that create certificates.
             from streamfold.server.config import write_self_signed
 
             tls = write_self_signed(Path(stack.enter_context(TemporaryDirectory())))
@@ -387,10 +387,10 @@ def _watch_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
         loop.add_signal_handler(signal.SIGHUP, stop.set)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # Without a handler, these would kill the process.
+        # Without a handler, these signals would kill the process.
         loop.add_signal_handler(number, _ignore_signal, number)
 
 

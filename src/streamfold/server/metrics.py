@@ -17,7 +17,7 @@ from streamfold.store.log.committer import CommitReport
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.store import StreamStore
 
-#: Seconds: from a commit in memory to an object store that struggles.
+#: Seconds: from a commit in memory to a struggling object store.
 LATENCY_BUCKETS: Final = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip

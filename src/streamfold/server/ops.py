@@ -54,12 +54,12 @@ _JSON: Final = (b"content-type", b"application/json")
 _NOT_KEPT: Final = (b"cache-control", b"no-store")
 _PROMETHEUS: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
-#: Streams in /v1/busiest-streams: as many as fit on a screen beside the rest.
+#: Streams in /v1/busiest-streams: as many as fit on a screen alongside everything else.
 _BUSIEST_MAX: Final = 10
 
 
 def add_front_page(router: Router, *, console: bool) -> None:
-    """Answer `GET /` with a redirect to the console, if there is one, or with the front page."""
+    """Respond to `GET /` with a redirect to the console, if there is one, or with the front page."""
     for method in ("GET", "HEAD"):
         router.add(method, "/", PUBLIC, _redirect_browser if console else _show)
 
@@ -89,7 +89,7 @@ class OpsEndpoints:
         *,
         open_metrics: bool,
     ) -> None:
-        """With `open_metrics`, /metrics, which names no streams, needs no right."""
+        """With `open_metrics`, /metrics needs no right. It names no streams."""
         self._store = store
         self._gate = drain_gate
         self._access = access
@@ -127,8 +127,9 @@ class OpsEndpoints:
     async def ready(self, request: Request) -> None:
         """Report whether the server accepts work.
 
-        It does not while it drains, when storage is full, or when another server may be active. With
-        damaged storage it serves what is intact and answers 200 with a body that says so.
+        It does not accept work while draining, when storage is full, or when another server may be
+        active. With damaged storage, it serves the intact part and responds with 200 and a body that
+        reports the damage.
         """
         if self._gate.draining.is_set():
             await request.respond(503, (_TEXT,), b"draining\n")
@@ -180,7 +181,7 @@ class OpsEndpoints:
         await request.respond(200, (_JSON, _NOT_KEPT), msgspec.json.encode(answer))
 
     async def busiest(self, request: Request) -> None:
-        """List the streams that recently got the most bytes, of those that the caller may see."""
+        """List the streams with the most recent bytes, among those that the caller may see."""
         grant = await self._access.allow_some(request, Right.STREAM_METRICS)
 
         def name_of(ref: StreamRef) -> str | None:

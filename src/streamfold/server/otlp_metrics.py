@@ -1,6 +1,6 @@
-"""Exports the server's metrics by OTLP. Imported only where the environment asks for it.
+"""Exports the server's metrics by OTLP. Imported only if the environment asks for it.
 
-They are the families that /metrics has, under the same names.
+Exports the same families, under the same names, as /metrics.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from prometheus_client.samples import Sample
 
 logger = logging.getLogger(__name__)
 
-#: Milliseconds between exports unless the environment says otherwise, as OpenTelemetry has it.
+#: Milliseconds between exports unless the environment sets them; OpenTelemetry's default.
 _INTERVAL: Final = "60000"
-#: Seconds that the last export may keep a server from closing its store.
+#: Seconds for which the last export may delay closing the store.
 _LAST_EXPORT: Final = 2.0
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
 class MetricsExport:
-    """Collects in the event loop, where metrics are counted, and sends in a thread."""
+    """Collects metrics in the event loop, where they are counted, and sends them in a thread."""
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
@@ -54,7 +54,7 @@ class MetricsExport:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Export regularly until the context is left, and once more then."""
+        """Export regularly while the context lasts, and once more at its end."""
         task = asyncio.create_task(self._export_regularly())
         try:
             yield
@@ -75,7 +75,7 @@ class MetricsExport:
             logger.warning("metrics could not be exported by OTLP")
 
     def collect(self) -> MetricsData:
-        """The metrics as they are now."""
+        """Return the current metrics."""
         now = time_ns()
         families = [family for collector in self._collectors for family in collector.collect()]
         metrics = [_metric(family, self._started_at, now) for family in families]

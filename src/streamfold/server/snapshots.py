@@ -157,7 +157,7 @@ class SnapshotHandlers:
         await request.respond(204, self._headers(snapshot))
 
     async def _name_newest(self, request: Request, address: SnapshotRequest) -> None:
-        """Add the headers of a newer snapshot, or one at the same position, to a rejection."""
+        """Add the headers of a newer snapshot, or of one at the same position, to a rejection."""
         newest = await self._store.stream(address.basin, address.stream).snapshots.find(None)
         if newest is not None and newest.seq_num >= address.seq_num:
             request.added_headers = (*request.added_headers, *self._headers(newest))
@@ -250,7 +250,7 @@ class SnapshotHandlers:
         await answer_json(request, {"snapshots": items})
 
     async def refuse_deletion(self, request: Request, address: SnapshotRequest) -> None:
-        """Reject: the newest snapshot cannot be deleted, and the server removes older ones."""
+        """Reject: the newest snapshot cannot be deleted, and the server removes older ones itself."""
         seq_num = address.seq_num
         newest = await self._store.stream(address.basin, address.stream).snapshots.find(None)
         if newest is None or newest.seq_num != seq_num:

@@ -1,4 +1,4 @@
-"""Standby: waits for the store's lease and reports who has it, then keeps the lease."""
+"""Standby: waits for the store's lease while reporting who has it, then keeps the lease."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _UNKNOWN: Final = "another server"
 
 
 class StandbyStoppedError(StreamfoldError):
-    """The process was asked to stop while standing by."""
+    """Raised if the process was asked to stop while standing by."""
 
     code = "standby_stopped"
 
 
 class StandbyAnswers:
-    """Answers requests while another server is active: healthy but not ready."""
+    """Responds to requests while another server is active: healthy but not ready."""
 
     def __init__(self, *, metrics: bool) -> None:
         """`metrics`: whether everybody may read /metrics."""
@@ -59,7 +59,7 @@ class StandbyAnswers:
             else:
                 await answer_problem(request, self._refusal(), write_problem)
         except ClientHangupError:
-            return  # nobody waits for the answer
+            return  # nobody is waiting for the response
 
     @property
     def situation(self) -> str:

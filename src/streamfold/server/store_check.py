@@ -1,4 +1,4 @@
-"""Checks a store with everything that the faces keep in it."""
+"""Checks a store, including the documents that the faces keep in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def check_store(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckReport:
-    """Read everything in the store at `store`, a URL or a folder, and report what is wrong.
+    """Read everything in the store at `store`, a URL or a folder, and report all faults.
 
     The store may be in use. Raises only if it cannot be checked: NotFoundError if there is none,
     FormatUnsupportedError if a newer version wrote it, StorageError if storage fails.

@@ -1,8 +1,8 @@
-"""Spans of requests, appends and commits. Imported only where the environment asks for traces.
+"""Traces requests, appends and commits. Imported only if the environment asks for traces.
 
-A request is one span. An append is a child of it, or, in a session, a span of its own with a link to
-the session, which may last for days. Each append links to the commit that made it durable, and each
-commit, which appends of many streams share, is a trace of its own.
+A request is one span. An append is a child of it or, in a session that may last for days, a
+separate span with a link to the session. Each append links to the commit that made it durable.
+Appends of many streams share a commit, so each commit is a trace of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamfold.store.log.shares import AppendAck
 
 Handler = Callable[[Request], Awaitable[None]]
 
-#: Commits that an append may belong to when it is acknowledged: far more than are ever in flight.
+#: Commits remembered to find an acknowledged append's commit: far more than are ever in flight.
 _RECENT_COMMITS = 64
 _SESSION = b"s2s/"
 _extract = TraceContextTextMapPropagator().extract
@@ -49,20 +49,20 @@ _request_span: ContextVar[_RequestSpan | None] = ContextVar("request_span", defa
 
 
 class _Commit(NamedTuple):
-    #: By `time.perf_counter`.
+    #: As returned by `time.perf_counter`.
     started_at: float
     context: SpanContext
 
 
 class ServerSpans:
-    """Makes the spans of one server."""
+    """Creates the spans of one server."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._commits: deque[_Commit] = deque(maxlen=_RECENT_COMMITS)
 
     def around(self, handler: Handler) -> Handler:
-        """A handler of requests with a span around each."""
+        """Return a request handler that wraps each request in a span."""
 
         async def handle(request: Request) -> None:
             is_session = request.headers.get(b"content-type", b"").startswith(_SESSION)
@@ -88,7 +88,7 @@ class ServerSpans:
         return handle
 
     def metrics(self) -> AppendMetrics:
-        """Metrics of appends, which also make the spans of appends."""
+        """Return append metrics that also create the spans of appends."""
         return _TracedAppendMetrics(self)
 
     def on_commit(self, report: CommitReport) -> None:
@@ -124,7 +124,7 @@ class ServerSpans:
         span.end()
 
     def _commits_of(self, accepted_at: float) -> list[_Commit]:
-        """The commit that took what was accepted then: the first that began after it."""
+        """Return the first commit that began after `accepted_at`, which contains that append."""
         return [commit for commit in self._commits if commit.started_at >= accepted_at][:1]
 
 
@@ -139,7 +139,7 @@ class _TracedAppendMetrics(AppendMetrics):
 
 
 def _parent(request: Request) -> Context:
-    """The caller's span, if it sent one."""
+    """Return the caller's span context, if it sent one."""
     headers = {
         name: value.decode("latin-1")
         for name in ("traceparent", "tracestate")
@@ -149,5 +149,5 @@ def _parent(request: Request) -> Context:
 
 
 def _wall(at: float) -> int:
-    """Nanoseconds since 1970 of a reading of `time.perf_counter`."""
+    """Return a `time.perf_counter` reading as nanoseconds since 1970."""
     return time_ns() - int((perf_counter() - at) * 1e9)

@@ -107,7 +107,7 @@ class JavaEndedError(StreamfoldError):
 
 
 class FilesGoneError(RetryLaterError):
-    """Planned files were deleted before tasks read them. The read fails rather than drop rows."""
+    """Planned files were deleted before tasks read them. The read fails instead of dropping rows."""
 
     code = "archive_files_gone"
 
@@ -123,7 +123,7 @@ _NOTE = re.compile(rf"^{_MARK}(\{{.*\}})\s*$", re.MULTILINE)
 
 
 class CarriesErrors:
-    """Base of classes that Spark calls in its Python processes: public methods carry our errors."""
+    """Base of classes that Spark calls in its Python processes. Public methods attach our errors."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -133,7 +133,7 @@ class CarriesErrors:
 
 
 def error_behind(raised: BaseException) -> StreamfoldError | None:
-    """Return our error behind a Spark exception, with code and fields; None if it is not ours."""
+    """Return our error behind a Spark exception, with code and fields, or None if it is not ours."""
     if isinstance(raised, StreamfoldError):
         return raised
     for note in reversed(_NOTE.findall(str(raised))):

@@ -48,7 +48,7 @@ for a in "$@"; do
 done
 exec "{java}" "$@"
 """
-#: Fewer malloc arenas, and Arrow memory allocated there: saves 40 MB per snapshotter worker.
+#: Fewer malloc arenas, with Arrow memory allocated in them: saves 40 MB per snapshotter worker.
 _RETURNING_MEMORY = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 #: Output lines retained to explain why Java exited.
 LINES_KEPT = 40
@@ -181,8 +181,8 @@ def light_processes(*, service: bool) -> Iterator[None]:
 def _home_without_zip(installed: Path) -> Path:
     """Return a Spark home without the zip that Spark puts first on its Python processes' path.
 
-    Python recompiles a zip's modules in every process, which costs 15 MB and a second of CPU time
-    each.
+    Python recompiles a zip's modules in every process, which costs each 15 MB and a second of CPU
+    time.
     """
     home = _cache() / f"spark-{zlib.crc32(str(installed).encode()):08x}"
     home.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def _launch(conf: SparkConf, outputs: dict[str, int]) -> JavaGateway:
 
 
 def last_lines() -> list[str]:
-    """Return the last lines of Java's output, as far as `quiet` captured it."""
+    """Return the last lines of Java's output that `quiet` captured."""
     return list(_last)
 
 

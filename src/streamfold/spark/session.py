@@ -1,6 +1,6 @@
 """Spark sessions with settings that suit streams, and the package zip that executors import.
 
-Only this module creates sessions; other modules receive theirs as arguments. Spark runs in this
+Only this module creates sessions. Other modules receive theirs as arguments. Spark runs in this
 process, on a cluster with this process as its driver, or under spark-submit, which has already
 started it. Spark sends the zip to executors, so that driver and tasks run the same code.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 #: Name of the zip. Spark recognizes a package by this extension.
 PACKAGE: Final = "streamfold.zip"
 _PY_FILES = "spark.submit.pyFiles"
-#: Timestamp of every zip entry, so that identical code gives identical bytes.
+#: Timestamp of every zip entry, which makes identical code give identical bytes.
 _MOMENT = (1980, 1, 1, 0, 0, 0)
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -54,7 +54,7 @@ _LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-#: Halves the start-up time, but Spark's own shuffles and expressions take 50 % longer.
+#: Halves the start-up time, but Spark's own shuffles and expressions take 50% longer.
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 #: Task failures before the job fails: Spark's default on clusters, but not in local sessions.
 _TASK_FAILURES = 4
@@ -206,7 +206,7 @@ def needing_java(spark: SparkSession) -> Iterator[None]:
 
 
 def _submitted() -> dict[str, str]:
-    """Return spark-submit's settings; empty without it."""
+    """Return spark-submit's settings, or none without it."""
     if not is_submitted():
         return {}
     SparkContext._ensure_initialized()

@@ -1,4 +1,7 @@
-"""The durable log: streams of records on object storage, one writer, acks after durability."""
+"""The durable log: streams of records on object storage, with one writer.
+
+An append is acknowledged once it is durable.
+"""
 
 from streamfold.store.append_queues import Submission
 from streamfold.store.log.sealing import SealingKey

@@ -1,6 +1,6 @@
-"""Known damage: the records and rows that cannot be read, and their files.
+"""Known damage: unreadable records and rows, and the files that contain them.
 
-Reads and background work record the damage that they meet. Nothing is skipped: a call that needs a
+Reads and background work record the damage that they find. Nothing is skipped: a call that needs a
 damaged row fails with an error that names it, and the rest of the store keeps working.
 """
 

@@ -109,7 +109,7 @@ def state(stream_id: int) -> bytes:
 
 
 def state_stream_id(key: bytes) -> int | None:
-    """Return the stream id in a StateRow's key; None for any other key."""
+    """Return the stream id in a StateRow's key, or None for any other key."""
     return int.from_bytes(key[1:], "big") if key.startswith(_STATE) else None
 
 

@@ -1,8 +1,8 @@
-"""Files that no row names, and when they may be deleted.
+"""Decides when files that no row names may be deleted.
 
 Files beside the database (`chunk_files.py`, `snapshots.py`) are written before the rows that name
 them, so a failed commit leaves a file without a row. But damage that loses rows, or a database
-restored from an older backup, leaves such files too, and then they may be the only copy of
+restored from an older backup, also leaves such files, and then they may be the only copy of
 acknowledged records. Neither storage nor the file's age tells these cases apart. So the store
 records when it first found a file without a row, and deletes it after a grace period of days. Until
 then, an operator can notice, stop the server and restore the rows.

@@ -55,7 +55,8 @@ from streamfold.store.rows import (
 from streamfold.store.settings import StoreSettings
 from streamfold.store.upkeep.live_bytes import LiveBytes
 
-#: Maximum producers over all logs in memory. Each takes about 500 bytes; a stream may have 4096.
+#: Maximum producers over all logs in memory. Each takes about 500 bytes, and a stream may have
+#: 4096.
 _PRODUCERS_MAX = 250_000
 #: Logs checked per eviction. More than one, so that the number of logs can shrink.
 _CHECKED_AT_ONCE = 32
@@ -65,7 +66,7 @@ _READ_AT_ONCE = 256
 _BASINS_MAX = 1000
 #: Maximum names known to have no stream. Creating one looks it up twice, before and under the lock.
 _MISSING_MAX = 1000
-#: Stream ids that one commit reserves. A restart skips the unassigned ones.
+#: Stream ids that one commit reserves. A restart skips the unassigned ids.
 _IDS_AT_ONCE = 256
 
 #: Appends to a new stream, in the step that creates it. Must not fail.
@@ -370,8 +371,8 @@ class Mount:
                 waiter.result().release()  # granted just as the caller was cancelled
             raise
         finally:
-            # Its error refers to this call. Without this, each stream created by an append would
-            # leave a reference cycle that stays in memory until the garbage collector runs.
+            # Deleted because its error refers to this call: otherwise each stream created by an
+            # append would leave a reference cycle in memory until the garbage collector runs.
             del waiter
 
     def is_missing(self, ref: StreamRef) -> bool:

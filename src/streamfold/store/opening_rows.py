@@ -25,7 +25,7 @@ class DeletingBasins:
     unknown: list[tuple[KeySpan, DataCorruptError]] = field(default_factory=list)
 
     def damage_of(self, name: str) -> DataCorruptError | None:
-        """Return why it is unknown whether this basin is deleted; None if that is known."""
+        """Return why it is unknown whether this basin is deleted, or None if that is known."""
         if not self.unknown:
             return None
         key = keys.basin(name)

@@ -1,4 +1,4 @@
-"""The store: what the faces, the command line and embedding applications call.
+"""The store: the interface for the faces, the command line and embedding applications.
 
 async with open_store("file:///var/lib/streamfold") as store:
     await store.create_basin("my-basin")
@@ -138,7 +138,7 @@ class StreamStore:
         return await mounted.mount.basin(names.parse_bucket_name(basin)) is not None
 
     async def basin_config(self, basin: str) -> BasinConfig:
-        """Return the basin's configuration; BasinNotFoundError if there is no such basin."""
+        """Return the basin's configuration. Raises BasinNotFoundError if the basin does not exist."""
         name = names.parse_bucket_name(basin)
         return await (await self._supervisor.mounted()).catalog.basin_config(name)
 
@@ -203,7 +203,10 @@ class StreamStore:
         return await (await self._supervisor.mounted()).catalog.ensure_stream(ref, config)
 
     async def stream_config(self, basin: str, stream: str) -> StreamConfig:
-        """Return the stream's configuration; StreamNotFoundError if there is no such stream."""
+        """Return the stream's configuration.
+
+        Raises StreamNotFoundError if the stream does not exist.
+        """
         ref = StreamRef.parse(basin, stream)
         return await (await self._supervisor.mounted()).catalog.stream_config(ref)
 
@@ -350,7 +353,7 @@ class StreamStore:
 
     @property
     def storage_failures(self) -> int:
-        """How often storage failed and was closed since the process started."""
+        """The number of times that storage has failed and been closed since the process started."""
         return self._supervisor.failures
 
     @property

@@ -128,11 +128,11 @@ class Supervisor:
         self.space = space
         self.parts = StagedParts(snapshots, space, now)
         #: Called when records become durable, with basin, stream, first seq_num and the seq_num
-        #: after the last.
+        #: after the last record.
         self.listeners: list[Callable[[str, str, int, int], None]] = []
         #: Called for each durable commit.
         self.commit_listeners: list[Callable[[CommitReport], None]] = []
-        #: How often storage was closed because of a failure, since the process started.
+        #: How often storage was closed because of a failure since the process started.
         self.failures = 0
         #: None while storage is being reopened. `mounted` waits for the next mount.
         self.current: MountedStore | None = None
@@ -273,7 +273,7 @@ class Supervisor:
                 logger.warning("storage cannot be opened, trying again in %.2f s: %s", pause, error)
 
     def _may_take_back(self, failure: StreamfoldError) -> bool:
-        """Whether a failure may be due to a process that has not noticed yet that it was replaced."""
+        """Return whether `failure` may come from a process that does not know it was replaced."""
         fenced = isinstance(failure, WriterFencedError)
         return fenced and self._claim.decides and not self._taken_back
 

@@ -1,4 +1,4 @@
-"""A simulated disk that keeps only synced data, and the most harmful part of everything else."""
+"""A simulated disk that retains only synced data, and the most harmful part of everything else."""
 
 from __future__ import annotations
 

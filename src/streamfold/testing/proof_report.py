@@ -1,4 +1,4 @@
-"""Reports of long-running proofs: one JSON line of figures per run, alike for all programs."""
+"""Reports of long-running proofs: one JSON line of figures per run, in one form for all programs."""
 
 from __future__ import annotations
 

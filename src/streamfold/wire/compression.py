@@ -23,21 +23,22 @@ else:
 #: Payloads smaller than this many bytes cost more to compress than they save. S2 uses the same
 #: threshold.
 COMPRESS_FROM = 1024
-#: log2 of the history in bytes that a zstd decoder keeps at most: 8 MiB, which RFC 9659 requires of
-#: every HTTP recipient.
+#: log2 of the maximum history, in bytes, that a zstd decoder retains: 8 MiB, which RFC 9659
+#: requires of every HTTP recipient.
 ZSTD_WINDOW_LOG_MAX = 23
 #: zlib level 1-9. Clients wait while responses are compressed, so speed matters more than size.
 GZIP_LEVEL = 3
 #: zstd's default level: denser than gzip at any level, and several times faster.
 ZSTD_LEVEL = 3
-#: For clients that send a lot: JSON rows compress as well, in two thirds of the time.
+#: For clients that send a lot: JSON rows compress as well as at the default level, in two thirds of
+#: the time.
 ZSTD_LEVEL_FAST = 1
 
 #: zlib's code for a gzip header and trailer with a 32 KiB window.
 _GZIP_WBITS = 31
 #: Magic number of a zstd frame (RFC 8878, 3.1.1).
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
-#: Bytes that one zstd call inflates. A larger step would hold more bytes twice.
+#: Bytes that one zstd call inflates. A larger step would hold more bytes in two copies.
 _ZSTD_STEP = 256 << 10
 _ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
 
@@ -79,7 +80,7 @@ def compress(data: bytes, compression: Compression, zstd_level: int = ZSTD_LEVEL
 def compress_if_smaller(
     data: bytes, compression: Compression, zstd_level: int = ZSTD_LEVEL
 ) -> tuple[bytes, Compression]:
-    """Compress `data` if that makes it smaller; return the bytes and the compression used."""
+    """Compress `data` if that makes it smaller. Returns the bytes and the compression used."""
     if compression is Compression.NONE or len(data) < COMPRESS_FROM:
         return data, Compression.NONE
     packed = compress(data, compression, zstd_level)
@@ -89,7 +90,7 @@ def compress_if_smaller(
 def decompress(data: bytes, compression: Compression, cap: int) -> bytes:
     """Inflate exactly one compressed unit to at most `cap` bytes.
 
-    Raises MalformedError for anything else.
+    Raises MalformedError if `data` is anything else.
     """
     match compression:
         case Compression.ZSTD:

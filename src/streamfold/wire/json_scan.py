@@ -206,11 +206,11 @@ def _too_long(size: int, limits: Limits) -> TooLargeError:
 class _Scan:
     """Text without insignificant whitespace, and the comma offsets of its outermost array.
 
-    Feed it all blocks in order. Each costs the same, whatever its content.
+    Feed it all blocks in order. Every block takes the same time, whatever its content.
     """
 
     def __init__(self) -> None:
-        #: Bytes kept so far, and commas found so far.
+        #: Bytes kept so far, and commas counted so far.
         self.size = 0
         self.commas = 0
         self.is_array = False

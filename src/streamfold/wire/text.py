@@ -34,7 +34,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def parse_unsigned(text: str, largest: int) -> int | None:
-    """Parse ASCII digits as a number. Returns None for any other text and above `largest`.
+    """Parse ASCII digits as a number. Returns None for other text and for numbers above `largest`.
 
     `int` alone would accept signs, spaces, underscores and digits of other scripts, and would raise
     its own error above 4,300 digits.

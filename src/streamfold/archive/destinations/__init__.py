@@ -1,1 +1,1 @@
-"""Where archives live: destinations, their mirrors, addresses and credentials."""
+"""Archive destinations, their mirrors, addresses and credentials."""

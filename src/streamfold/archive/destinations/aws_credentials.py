@@ -5,9 +5,10 @@
         "events": {"type": "assume_role", "role_arn": "arn:aws:iam::…:role/events"},
     }
 
-`ambient` is what boto3 finds: variables, shared files, web identity, the machine's role.
-`assume_role` asks STS for a role with those, and renews it well before it expires. A profile says
-where credentials come from and never holds any, so it may be shown and logged.
+`ambient` uses the credentials that boto3 finds: variables, shared files, web identity, the
+machine's role. `assume_role` uses these to assume a role through STS, and renews it well before it
+expires. A profile says where credentials come from and never holds any, so it may be shown and
+logged.
 
 Needs boto3: `pip install streamfold[aws]`.
 """
@@ -36,13 +37,13 @@ if TYPE_CHECKING:  # these exist only in obstore's stubs
 AMBIENT = "ambient"
 ASSUME_ROLE = "assume_role"
 DEFAULT_SESSION_NAME = "streamfold"
-#: Seconds for a connection, and for an answer: short, because callers retry.
+#: Seconds to connect, and to wait for a response. Short, because callers retry.
 CONNECT_TIMEOUT = 5
 READ_TIMEOUT = 15
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where credentials come from; `endpoint_url` is for services that are compatible with AWS."""
+    """A source of credentials. `endpoint_url` is for AWS-compatible services."""
 
     type: str = AMBIENT
     region: str | None = None
@@ -52,12 +53,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     endpoint_url: str | None = None
 
     def __repr__(self) -> str:
-        # The external id is shared between two parties only.
+        # Omits the external id, which is shared between only two parties.
         return f"Profile(type={self.type!r}, region={self.region!r}, role_arn={self.role_arn!r})"
 
 
 class BlobOptions(TypedDict, total=False):
-    """What a blob store on S3 is opened with."""
+    """Options for opening a blob store on S3."""
 
     credential_provider: Callable[[], S3Credential]
     region: str
@@ -65,7 +66,7 @@ class BlobOptions(TypedDict, total=False):
 
 
 class AwsAccess:
-    """A profile in use: clients and storage options that renew their credentials."""
+    """A profile in use. Provides clients and storage options that renew their credentials."""
 
     def __init__(self, name: str, profile: Profile, now: Callable[[], datetime]) -> None:
         _require_boto3()
@@ -80,9 +81,9 @@ class AwsAccess:
         return f"AwsAccess({self._name!r})"
 
     def client(self, service: str) -> Any:
-        """Return a boto3 client that sends each request once; safe to use from any thread.
+        """Return a boto3 client that sends each request once. Safe to use from any thread.
 
-        It is slow and reads files: do not call it in an event loop.
+        Slow, and reads files, so do not call it on an event loop.
         """
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -106,7 +107,7 @@ class AwsAccess:
         )
 
     def blob_options(self) -> BlobOptions:
-        """Return what a blob store on S3 takes to act under this profile."""
+        """Return the options that open a blob store on S3 under this profile."""
         options: BlobOptions = {"credential_provider": self.storage_credentials}
         if self._profile.region:
             options["region"] = self._profile.region
@@ -115,7 +116,7 @@ class AwsAccess:
         return options
 
     def storage_credentials(self) -> S3Credential:
-        """Return current credentials, in the form that obstore asks for; called from any thread."""
+        """Return current credentials in the form that obstore expects. Called from any thread."""
         with self._one_at_a_time, explained():
             credentials = self._opened().get_credentials()
         if credentials is None:
@@ -146,7 +147,7 @@ class Profiles:
         self._profiles = dict(profiles)
         self._path = path
         self._now = now
-        # Users of the same profile in the same region share one session, and one role.
+        # Users of the same profile in the same region share one session, and thus one assumed role.
         self._accesses: dict[tuple[str | None, str | None], AwsAccess] = {}
 
     @classmethod
@@ -157,14 +158,15 @@ class Profiles:
         path: str = "credentials",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> Profiles:
-        """Return the profiles of plain configuration values; `path` is where they were found."""
+        """Parse the profiles in plain configuration values. `path` is where they were found."""
         profiles = {name: _parse(value, f"{path}.{name}") for name, value in raw.items()}
         return cls(profiles, path=path, now=now)
 
     def access(self, name: str | None, *, path: str, region: str | None = None) -> AwsAccess:
-        """Return access under a profile; None is the ambient one. `region` overrides the profile's.
+        """Return access under the named profile, or the ambient one for None.
 
-        `path` is where the name was found: it goes into the message if the profile does not exist.
+        `region` overrides the profile's. `path` is where the name was found, for the error message
+        if the profile does not exist.
         """
         if name is not None and name not in self._profiles:
             raise InvalidError(
@@ -206,7 +208,7 @@ def _check(profile: Profile, path: str) -> None:
 
 
 class _RoleSource:
-    """A source of credentials as botocore's resolver asks for them."""
+    """A credential source with the interface that botocore's resolver expects."""
 
     METHOD = "assume-role"
     CANONICAL_NAME = None
@@ -253,7 +255,7 @@ def _role_request(name: str, profile: Profile) -> Callable[[], dict[str, str]]:
                 "expiry_time": credentials["Expiration"].isoformat(),
             }
         except ClientError as error:
-            # The text of a refusal may quote signed headers, so only its code is shown.
+            # The text of a rejection may quote signed headers, so only its code is shown.
             failure = str(error.response.get("Error", {}).get("Code", "unknown"))
         except (BotoCoreError, ResponseParserError) as error:
             failure = type(error).__name__
@@ -266,7 +268,7 @@ def _role_request(name: str, profile: Profile) -> Callable[[], dict[str, str]]:
 
 
 def _require_boto3() -> None:
-    # Only AWS needs it, and it is slow to load: it is imported where it is used.
+    # Imported only where it is used, because it is slow to load and only AWS needs it.
     try:
         import boto3  # noqa: F401
     except ImportError:

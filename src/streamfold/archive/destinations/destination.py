@@ -1,4 +1,4 @@
-"""One destination of an archive: its address, its files and its manifest."""
+"""One archive destination: its address, its files and its manifest."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from streamfold.errors import (
     StreamfoldError,
 )
 
-#: What storage raises when the condition of a swap did not hold.
+#: Errors that storage raises if the condition of a swap does not hold.
 SWAP_REFUSED = (BlobChangedError, BlobExistsError, BlobNotFoundError)
 
 
 def folder_url(text: str) -> str:
-    """Return the URL of the folder, without a slash at the end."""
+    """Return the folder's URL, without a trailing slash."""
     return location_url(text).rstrip("/").removesuffix("/" + MANIFEST_KEY)
 
 
 def existing_folder(text: str) -> str:
-    """Return the same; a local folder must exist, because reading does not create it."""
+    """Return the folder's URL. Raises if a local folder is missing: reading does not create it."""
     url = folder_url(text)
     folder = local_folder(url)
     if folder is not None and not folder.is_dir():
@@ -50,27 +50,28 @@ def existing_folder(text: str) -> str:
 
 
 def local_folder(uri: str) -> Path | None:
-    """Return the path that a file URI names, None for any other URI."""
+    """Return the path that a file URI names, or None for any other URI."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-#: Prefix of the names that the self-test uses; collection removes what a crash leaves.
+#: Prefix of the names that the self-test uses. Garbage collection removes files that a crash
+#: leaves.
 PROBE = "swap-check-"
-#: Racing swaps in the self-test: more than two, or a lucky order could hide a fault.
+#: Racing swaps in the self-test. More than two, because a lucky order could hide a fault.
 RACERS = 4
-#: How often a file is sent whose outcome is unknown: its name is unique, so repeating is safe.
+#: Attempts to send a file while the outcome is unknown. Its name is unique, so repeating is safe.
 PUT_ATTEMPTS = 2
 
-#: Returns the bytes of a file from the start; called once for each attempt.
+#: Returns a file's bytes from the start. Called once for each attempt.
 Pieces = Callable[[], AsyncIterator[bytes]]
 
 
 @contextmanager
 def name_destination_on_error(uri: str) -> Iterator[None]:
-    """Record in errors of the block which destination failed, unless they already say so.
+    """Record the failed destination in errors raised in the block, unless they already have one.
 
-    Counters of failures use that, not the text of a message.
+    Failure counters use this instead of parsing messages.
     """
     try:
         yield
@@ -81,7 +82,7 @@ def name_destination_on_error(uri: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
-    """A manifest as one destination holds it."""
+    """A manifest as stored in one destination."""
 
     manifest: Manifest
     etag: str
@@ -89,7 +90,7 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A folder in some storage; `uri` is its name for readers and ends in a slash."""
+    """A folder in some storage. `uri` is its name for readers and ends in a slash."""
 
     blobs: BlobStore
     uri: str
@@ -108,7 +109,7 @@ class Destination:
     ) -> Destination: ...
     @classmethod
     def open(cls, location: str | Path, **options: Any) -> Destination:
-        """Return the folder of a table by its path, or by URL as `open_blob_store` takes it."""
+        """Return a table's folder by its path, or by a URL as in `open_blob_store`."""
         url = location_url(location)
         uri = url.rstrip("/") + "/"
         with name_destination_on_error(uri):
@@ -119,7 +120,7 @@ class Destination:
         return self.uri + MANIFEST_KEY
 
     async def read(self, order: PositionOrder | None = None) -> StoredManifest | None:
-        """Return the manifest and its etag; None if there is no manifest yet."""
+        """Return the manifest and its etag, or None if there is no manifest yet."""
         with name_destination_on_error(self.uri):
             try:
                 data, etag = await self.blobs.get_with_etag(MANIFEST_KEY)
@@ -128,7 +129,7 @@ class Destination:
             return StoredManifest(read_manifest(data, order), etag)
 
     async def manifest_etag(self) -> str | None:
-        """Return the etag of the manifest without reading it; None if there is no manifest yet."""
+        """Return the manifest's etag without reading it, or None if there is no manifest yet."""
         with name_destination_on_error(self.uri):
             try:
                 return (await self.blobs.head(MANIFEST_KEY)).etag
@@ -136,9 +137,9 @@ class Destination:
                 return None
 
     async def swap(self, manifest: Manifest, previous: StoredManifest | None) -> StoredManifest:
-        """Make `manifest` the current one, with this destination's URIs, if `previous` still is.
+        """Make `manifest`, with this destination's URIs, current if `previous` still is.
 
-        Raises what `put_if_match` and `put_if_absent` raise.
+        Raises the same errors as `put_if_match` and `put_if_absent`.
         """
         own = with_uris(manifest, self.uri)
         data = write_manifest(own)
@@ -150,7 +151,7 @@ class Destination:
             )
 
     async def put(self, path: str, pieces: Pieces) -> None:
-        """Store a file under a name of its own; durable when this returns."""
+        """Store a file under a name of its own. It is durable when this returns."""
         with name_destination_on_error(self.uri):
             for attempt in range(PUT_ATTEMPTS):
                 try:
@@ -161,13 +162,13 @@ class Destination:
                         raise
 
     async def stream(self, path: str) -> AsyncIterator[bytes]:
-        """Yield the bytes of a file."""
+        """Yield a file's bytes."""
         with name_destination_on_error(self.uri):
             async for piece in self.blobs.stream(path):
                 yield piece
 
     async def holds(self, path: str, size: int) -> bool:
-        """Whether a file of that size exists."""
+        """Return whether a file of that size exists."""
         with name_destination_on_error(self.uri):
             try:
                 return (await self.blobs.head(path)).size == size
@@ -176,7 +177,7 @@ class Destination:
 
 
 async def check_compare_and_swap(destination: Destination, probe_id: str) -> None:
-    """Refuse storage that ignores conditions of writes: two writers would lose data on it.
+    """Reject storage that ignores write conditions, because two writers would lose data on it.
 
     Emulators, proxies and gateways have been seen to ignore conditions. `probe_id` must be new.
     """
@@ -232,9 +233,9 @@ T = TypeVar("T")
 
 
 async def finish_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results; every piece of work has ended, also when the first error is raised.
+    """Return all results. All coroutines have ended when this returns or raises the first error.
 
-    Work left running could still write after the caller has moved on.
+    A coroutine left running could still write after the caller has moved on.
     """
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:

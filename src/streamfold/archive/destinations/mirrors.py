@@ -1,9 +1,10 @@
 """Several destinations of one archive: the first one decides, the others follow.
 
-Files are in all of them before any manifest names them. The manifest is swapped in the first
-destination, which makes the commit, and then brought forward in the others. One that does not
-answer then is *lagging*: its readers see an older, complete table. It is repaired when it answers
-again: missing files are copied, then its manifest is brought forward. No manifest ever goes back.
+Every destination has all files before any manifest names them. The manifest is swapped in the first
+destination, which is the commit, and then brought forward in the others. A destination that does
+not respond at that point is *lagging*: its readers see an older, complete table. It is repaired
+once it responds again: missing files are copied, then its manifest is brought forward. No manifest
+ever goes back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streamfold.errors import InvalidError, StreamfoldError
 
 
 class Mirrors:
-    """The destinations of one table, and what each of them is known to hold."""
+    """The destinations of one table, and the last known manifest of each."""
 
     def __init__(self, destinations: Sequence[Destination], order: PositionOrder) -> None:
         uris = [destination.uri for destination in destinations]
@@ -35,16 +36,16 @@ class Mirrors:
         self.primary, *self._others = destinations
         self._all = tuple(destinations)
         self._order = order
-        # Manifests that this object has brought forward: all their files are known to exist.
+        # Manifests that this object has brought forward. All their files are known to exist.
         self._stored: dict[str, StoredManifest] = {}
-        #: Destinations whose manifest is older than the first one's, by URI, and why.
+        #: Destinations whose manifest is older than the first one's, by URI, with the reason.
         self.lagging: dict[str, StreamfoldError] = {}
 
     async def put(self, path: str, pieces: Pieces) -> frozenset[str]:
-        """Store a file in every destination; return the URIs of those that failed.
+        """Store a file in every destination, and return the URIs of those that failed.
 
-        Durable in all others, at least one, when this returns: a file is not written again
-        because one of several destinations is down. `complete` copies it there.
+        When this returns, the file is durable in all others, which is at least one. It is not
+        written again just because one of several destinations is down: `complete` copies it there.
         """
         failures: dict[str, StreamfoldError] = {}
 
@@ -60,9 +61,9 @@ class Mirrors:
         return frozenset(failures)
 
     async def complete(self, part: Part, lacking: Collection[str]) -> bool:
-        """Copy a file to those of the destinations `lacking` that do not hold it.
+        """Copy a file to those destinations in `lacking` that do not have it.
 
-        Durable in all destinations when this returns True; False when none of them holds it.
+        Returns True once the file is durable in all destinations, or False if none has it.
         """
         missing = [
             destination
@@ -82,16 +83,16 @@ class Mirrors:
         return tuple(destination.uri for destination in self._all)
 
     async def open(self, *names: str) -> StoredManifest | None:
-        """Return the newest manifest of all, once the first destination holds it.
+        """Return the newest manifest of all, once the first destination has it.
 
-        It must be of a table of one of these names. All destinations must answer: one that was the
-        first in an earlier run may know more than the others.
+        Its table must have one of these names. All destinations must respond, because one that was
+        first in an earlier run may have a newer manifest than the others.
         """
         manifests = {d.uri: await self._find(d, names) for d in self._all}
         stored = [(s, d) for d in self._all if (s := manifests[d.uri])]
         if not stored:
             return None
-        # `max` keeps the first of equal ones.
+        # `max` returns the first of equal manifests.
         newest, source = max(stored, key=lambda pair: age(pair[0].manifest, self._order))
         for other, destination in stored:
             self._check_lineage(destination, other.manifest, newest.manifest)
@@ -100,9 +101,10 @@ class Mirrors:
         return newest
 
     async def follow(self, manifest: Manifest) -> None:
-        """Bring the others forward to what was committed; those that fail are lagging.
+        """Bring the other destinations forward to the committed manifest, or note them as lagging.
 
-        Never raises for one of them: the commit is made, and must not look failed.
+        Never raises for them: the table is committed, and the commit must not appear to have
+        failed.
         """
         await finish_all(self._follow(other, manifest) for other in self._others)
 
@@ -110,7 +112,7 @@ class Mirrors:
         try:
             try:
                 await self._bring_forward(other, manifest, self.primary)
-            except SWAP_REFUSED:  # a collector may have brought it forward: read it again
+            except SWAP_REFUSED:  # garbage collection may have brought it forward: read it again
                 self._stored.pop(other.uri, None)
                 await self._bring_forward(other, manifest, self.primary)
         except StreamfoldError as error:
@@ -135,7 +137,7 @@ class Mirrors:
         current = swapped or await target.read(self._order)
         if current:
             self._check_lineage(target, current.manifest, manifest)
-            # At this commit already, or beyond it: another process was faster.
+            # It has this or a later commit: another process was faster.
             if age(current.manifest, self._order) >= age(manifest, self._order):
                 return current
         if not swapped:
@@ -166,7 +168,7 @@ class Mirrors:
 
 
 async def _checked(source: Destination, part: Part) -> AsyncIterator[bytes]:
-    """Yield a file, and fail before its end if the bytes are not those that were committed."""
+    """Yield a file. Raises before its end if the bytes are not the committed ones."""
     digest, size = hashlib.sha256(), 0
     async for piece in source.stream(part.path):
         digest.update(piece)

@@ -1,1 +1,1 @@
-"""Archived tables in other engines: SQL by DuckDB, and tables of Delta Lake, Iceberg and DuckDB."""
+"""Archived tables in other engines: SQL by DuckDB, and Delta Lake, Iceberg and DuckDB tables."""

@@ -1,4 +1,4 @@
-"""Which column types each engine holds exactly, and as what; the others are refused by name."""
+"""Column types that each engine holds exactly, and how. Other types are rejected by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from streamfold.archive.formats.conforming import cast_batch
 from streamfold.archive.schema import is_decimal
 from streamfold.errors import InvalidError
 
-#: Digits of a decimal in all three engines.
+#: Maximum digits of a decimal in all three engines.
 DECIMAL_DIGITS = 38
-#: The signed type that holds every value of an unsigned one.
+#: The signed type that holds every value of each unsigned type.
 _SIGNED = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -26,26 +26,26 @@ _SMALL = (pa.int8(), pa.int16(), pa.uint8(), pa.uint16())
 
 @dataclass(frozen=True, slots=True)
 class EngineTypes:
-    """What one engine does with types that are not nested."""
+    """How one engine handles types that are not nested."""
 
     name: str
-    #: Returns the type that holds every value of a type; None if the engine has none.
+    #: Returns the engine's type that holds every value of a type, or None if it has none.
     hold: Callable[[pa.DataType], pa.DataType | None]
-    #: Characters that no name of a column may have.
+    #: Characters that a column name may not contain.
     forbidden: str = ""
-    #: Returns the same for names of columns that the engine does not tell apart.
+    #: Maps column names that the engine does not distinguish to the same value.
     folded: Callable[[str], object] = str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineColumns:
-    """The columns of a table as an engine holds them: every value stays exactly what it was."""
+    """A table's columns as an engine holds them. Every value remains exact."""
 
     target: pa.Schema
 
     @classmethod
     def of(cls, schema: pa.Schema, engine: EngineTypes) -> EngineColumns:
-        """Choose a type for each column; InvalidError names a column that cannot be held."""
+        """Choose a type for each column. Raises InvalidError naming a column that cannot be held."""
         _check_names(schema.names, engine)
         return cls(pa.schema([_engine_field(field, engine, field.name) for field in schema]))
 
@@ -54,7 +54,7 @@ class EngineColumns:
 
 
 def _check_names(names: Sequence[str], engine: EngineTypes) -> None:
-    """Refuse names that readers of the engine do not take, or do not tell apart."""
+    """Reject names that the engine's readers do not accept or do not distinguish."""
     for name in names:
         if any(character in engine.forbidden for character in name):
             raise InvalidError(
@@ -120,7 +120,7 @@ def _in_iceberg(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _instant(kind: pa.DataType) -> pa.DataType:
-    """The same instants in UTC: neither format keeps the name of a zone."""
+    """Return the type of the same instants in UTC, because neither format stores a zone's name."""
     return pa.timestamp("us", "UTC") if kind.tz else kind
 
 
@@ -128,9 +128,9 @@ def _ascii_lower(name: str) -> bytes:
     return name.encode().lower()
 
 
-# DuckDB ignores the case of the letters of ASCII, also between quotes, and Spark that of all.
+# DuckDB ignores the case of ASCII letters, even between quotes. Spark ignores the case of all.
 DUCKDB = EngineTypes("DuckDB", _in_duckdb, folded=_ascii_lower)
-#: A database file: unlike a result, it has no columns without a type.
+#: A database file. Unlike a result, it cannot have columns without a type.
 DUCKDB_FILE = EngineTypes("a database of DuckDB", _in_duckdb_file, folded=_ascii_lower)
 DELTA = EngineTypes("Delta Lake", _in_delta, forbidden=" ,;{}()\n\t=", folded=str.lower)
 ICEBERG = EngineTypes("Iceberg", _in_iceberg)

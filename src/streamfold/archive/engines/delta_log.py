@@ -1,13 +1,13 @@
-"""A Delta Lake log over the Parquet files of an archive: each base is a version, no file is copied.
+"""A Delta Lake log over an archive's Parquet files: each base is a version, and no file is copied.
 
-`_delta_log/` in the folder of the table names the files of bases. It is derived from the manifest and
-never decides anything: a version is written after the commit of its base, and what could not be
-written is written with the next one. `deltalake` makes the entries of the log, in a local copy of
-it; they are stored as the archive's own files are, so every destination and its credentials work.
-
-An entry is stored only if its version is absent, so two processes cannot write the same one. When
-epochs have left the manifest, a checkpoint is stored at the first version that remains, and the
-entries before it are deleted: that is how Delta readers learn that older versions are gone.
+`_delta_log/` in the table's folder names the files of bases. It is derived from the manifest and
+never decides anything. A version is written after its base is committed, and versions that could
+not be written are written with the next one. `deltalake` creates the log entries in a local copy of
+the log. They are stored in the same way as the archive's own files, so every destination and its
+credentials work. An entry is stored only if its version is absent, so two processes cannot write
+the same one. Once epochs have left the manifest, a checkpoint is stored at the first remaining
+version and the entries before it are deleted, which tells Delta readers that older versions are
+gone.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
     from deltalake.transaction import AddAction, RemoveAction
 
-#: The folder of the log, which Delta readers look for.
+#: The log's folder, which Delta readers look for.
 LOG = "_delta_log/"
-#: Names the newest checkpoint: readers list the log from there on, and some open it without a list.
-#: It never goes back to an older one, which may be deleted.
+#: Names the newest checkpoint. Readers list the log from there on, and some open it without
+#: listing. It never goes back to an older checkpoint, which may have been deleted.
 HINT = LOG + "_last_checkpoint"
-#: Versions between two checkpoints: a reader fetches at most so many entries.
+#: Versions between two checkpoints. A reader fetches at most this many entries.
 CHECKPOINT_INTERVAL = 10
-#: Characters of paths that the log holds as they are; it is written with URIs.
+#: Characters of paths that the log holds unescaped. It is written with URIs.
 _SAFE = "/=-_.~"
 _VERSION = re.compile(r"_delta_log/(\d{20})\.(json|checkpoint\.parquet)")
-#: Where an entry records which base it is.
+#: Commit metadata in which an entry records its base.
 EPOCH_KEY, POSITION_KEY = "streamfold.epoch", "streamfold.position"
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaReport:
-    """What a run wrote and removed."""
+    """The versions that a run wrote and removed."""
 
     #: Epochs of bases that became versions.
     epochs: tuple[int, ...] = ()
-    #: Versions that are no longer in the log.
+    #: Versions removed from the log.
     removed: tuple[int, ...] = ()
 
 
@@ -81,10 +81,10 @@ async def has_delta_log(destination: Destination) -> bool:
 async def publish_delta_log(
     destination: Destination, order: PositionOrder | None = None
 ) -> DeltaReport:
-    """Bring the Delta log of a destination to what its manifest says; repeating it is harmless.
+    """Bring a destination's Delta log up to date with its manifest. Repeating this is harmless.
 
-    Raises `InvalidError` for a table that Delta Lake cannot show, `ConflictError` if another
-    process writes to the log at the same time, and `StorageError` for what `deltalake` refuses.
+    Raises `InvalidError` for a table that Delta Lake cannot represent, `ConflictError` if another
+    process writes to the log at the same time, and `StorageError` if `deltalake` rejects something.
     """
     check_installed("deltalake", "delta")
     stored = await destination.read(order)
@@ -112,18 +112,18 @@ def _bases(manifest: Manifest) -> Iterable[Artifact]:
 
 
 class _Hint(msgspec.Struct):
-    """What is needed of the hint."""
+    """The fields of the hint that are needed here."""
 
     version: int
 
 
 class _LocalLog:
-    """A copy of the log in a local folder, where `deltalake` adds to it."""
+    """A copy of the log in a local folder, to which `deltalake` adds entries."""
 
     def __init__(self, destination: Destination, folder: Path) -> None:
         self._blobs = destination.blobs
         self._folder = folder
-        #: Versions of entries, and of checkpoints, in storage.
+        #: Versions in storage that have an entry, and those that have a checkpoint.
         self._entries: set[int] = set()
         self._checkpoints: set[int] = set()
 
@@ -135,7 +135,7 @@ class _LocalLog:
         await self._fetch_range(max(self._checkpoints, default=0), max(self._entries, default=-1))
 
     async def add(self, manifest: Manifest, base: Artifact) -> bool:
-        """Store a version for a base, unless the log has it or a later one."""
+        """Store a version for a base, unless the log already has it or a later one."""
         schema = delta_schema(manifest, base)
         if schema is None:
             return False
@@ -146,9 +146,10 @@ class _LocalLog:
         return True
 
     async def trim(self, manifest: Manifest) -> tuple[int, ...]:
-        """Remove the versions of epochs before the manifest's first one.
+        """Remove the versions of epochs before the manifest's first one, and return them.
 
-        Raises `InvalidError` if none would remain: then no base of the manifest is in Parquet.
+        Raises `InvalidError` if none would remain, because then no base in the manifest is in
+        Parquet.
         """
         oldest = manifest.artifacts[0].epoch
         first = None
@@ -172,7 +173,7 @@ class _LocalLog:
         return tuple(old)
 
     async def _checkpoint(self, version: int) -> None:
-        """Store a checkpoint of a version, so that it needs no entry before it."""
+        """Store a checkpoint of a version, which makes it independent of earlier entries."""
         if version in self._checkpoints:
             return
         await self._fetch_range(min(self._checkpoints | self._entries), version)
@@ -185,7 +186,7 @@ class _LocalLog:
         DeltaTable(self._folder, version=version).create_checkpoint()
 
     def _commit(self, manifest: Manifest, base: Artifact, schema: pa.Schema) -> bool:
-        """Add an entry for the base to the local log; returns whether it needed one."""
+        """Add an entry for the base to the local log. Returns whether it needed one."""
         from deltalake import (
             CommitProperties,
             DeltaTable,
@@ -223,7 +224,7 @@ class _LocalLog:
         return True
 
     async def _epoch(self, version: int) -> int | None:
-        """Return the epoch that a version shows; None if it does not say."""
+        """Return the epoch that a version shows, or None if it does not record one."""
         name = _entry_key(version)
         await self._fetch([name])
         for line in (self._folder / name).read_bytes().splitlines():
@@ -248,7 +249,7 @@ class _LocalLog:
                 (self._folder / name).write_bytes(await self._blobs.get(name))
 
     async def _store(self, names: Iterable[str]) -> None:
-        """Store new files of the local log: entries first, as the commit, then checkpoints."""
+        """Store new files of the local log: first entries, which are the commit, then checkpoints."""
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             data = (self._folder / name).read_bytes()
             version = _version(name)
@@ -262,7 +263,7 @@ class _LocalLog:
                 await self._name_checkpoint(version, (self._folder / HINT).read_bytes())
 
     async def _name_checkpoint(self, version: int, hint: bytes) -> None:
-        """Have the hint name a checkpoint, unless it names a newer one that exists."""
+        """Make the hint name a checkpoint, unless it names a newer one that exists."""
         while True:
             try:
                 stored, etag = await self._blobs.get_with_etag(HINT)
@@ -297,7 +298,7 @@ class _LocalLog:
         try:
             await self._blobs.put_if_absent(name, data)
         except BlobExistsError:
-            # The answer to an earlier attempt of this request may have been lost.
+            # An earlier attempt of this request may have succeeded although its response was lost.
             if await self._blobs.get(name) != data:
                 raise ConflictError(
                     f"another process wrote {name!r}: the Delta log is written again with the next base"
@@ -305,10 +306,10 @@ class _LocalLog:
 
 
 def delta_schema(manifest: Manifest, base: Artifact) -> pa.Schema | None:
-    """Return the columns of a base as Delta Lake reads them from its files.
+    """Return a base's columns as Delta Lake reads them from its files.
 
-    Columns that have held no value yet are left out; None without any column of a type. A type
-    that the files hold otherwise than Delta Lake would is refused with the name of its column.
+    Leaves out columns without any value yet. Returns None if no column has a type. Raises
+    InvalidError naming the column if the files hold a type differently from Delta Lake.
     """
     if base.schema_id is None:
         raise InvalidError(f"the base at {base.to_position!r} has no schema: Delta Lake needs one")
@@ -337,7 +338,7 @@ def _adds(parts: Mapping[str, Part], base: Artifact) -> list[AddAction]:
             partition_values={},
             modification_time=written_at,
             data_change=True,
-            # Without a count there are no statistics: readers count rows by them.
+            # Without a count there are no statistics, by which readers count rows.
             stats="{}" if part.rows is None else f'{{"numRecords": {part.rows}}}',
         )
         for path, part in parts.items()
@@ -347,10 +348,10 @@ def _adds(parts: Mapping[str, Part], base: Artifact) -> list[AddAction]:
 def _changes(
     table: DeltaTable, columns: Schema, parts: Mapping[str, Part], base: Artifact
 ) -> tuple[list[AddAction | RemoveAction], Literal["append", "overwrite"]]:
-    """Return what leads from the newest version to a base, and how it is committed.
+    """Return the actions that lead from the newest version to a base, and the commit mode.
 
-    An entry may not add and remove one file, so files that the base reuses are left alone. With
-    other columns none is reused, and only an overwrite replaces the columns.
+    An entry may not both add and remove a file, so files that the base reuses are left alone. If
+    the columns differ, no file is reused, and only an overwrite replaces the columns.
     """
     from deltalake.transaction import RemoveAction
 
@@ -364,9 +365,9 @@ def _changes(
 
 
 def _allow_local_times(table: DeltaTable, schema: pa.Schema, epoch: int) -> None:
-    """Add the feature that timestamps without a zone need, if such a column is new.
+    """Add the table feature for timestamps without a zone, if the table does not have it yet.
 
-    That is an entry of its own, with the files of the version before, which shows `epoch`.
+    This takes an entry of its own, which has the previous version's files and shows `epoch`.
     """
     from deltalake import CommitProperties, TableFeatures
 

@@ -4,10 +4,10 @@
         async for batch in session.run("select count(*) from users"):
             print(batch)
 
-The rebuilt table goes to a temporary Arrow file. DuckDB scans that file through a memory map, so the
-rows are copied once, and memory stays within DuckDB's limit however large the table is. Before the
-first statement DuckDB's access to files, network, extensions and Python variables is disabled, and its
-configuration is locked.
+The rebuilt table goes to a temporary Arrow file. DuckDB scans that file through a memory map, so
+the rows are copied once, and memory stays within DuckDB's limit however large the table is. Before
+the first statement, DuckDB's access to files, network, extensions and Python variables is disabled,
+and its configuration is locked.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Code of an error in a statement, which is not one that may run, or which DuckDB could not run.
+#: Error code for a statement that is not allowed or that DuckDB could not run.
 _STATEMENT_FAILED = "statement_failed"
-#: Bytes that DuckDB may hold before it spills to disk: enough for millions of groups, and small
-#: beside the memory of any machine.
+#: Bytes that DuckDB may hold before it spills to disk. Enough for millions of groups, and little
+#: compared with any machine's memory.
 MEMORY = 1 << 30
-#: Rows of a result that are fetched at once.
+#: Rows of a result to fetch at once.
 RESULT_ROWS = 8192
-#: View of the spooled rows; the table's own name refers to it.
+#: View of the spooled rows, to which the table's own name refers.
 _ROWS = "_streamfold_rows"
-#: Settings that isolate statements; the last one locks them.
+#: Settings that isolate statements. The last one locks them.
 _LOCKS = (
     "SET python_enable_replacements = false",
     "SET autoinstall_known_extensions = false",
@@ -60,13 +60,13 @@ class SqlSession:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, position: str) -> None:
         self._connection = connection
-        #: The end of the last artifact that the table includes.
+        #: End position of the last artifact that the table includes.
         self.position = position
 
     async def run(self, statement: str) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the result in batches: at least one, which may be empty and has the columns.
+        """Yield the result in batches. The first one may be empty but always has the columns.
 
-        Only one SELECT or EXPLAIN is accepted. Cancellation interrupts DuckDB.
+        Accepts only a single SELECT or EXPLAIN. Cancellation interrupts DuckDB.
         """
         reader = await self._call(lambda: self._start(statement))
         yield pa.RecordBatch.from_pylist([], schema=reader.schema)
@@ -87,7 +87,7 @@ class SqlSession:
         return self._connection.sql(statements[0].query).to_arrow_reader(RESULT_ROWS)
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Run a call of DuckDB in a thread; it has ended when this returns or raises."""
+        """Run a DuckDB call in a thread. The call has ended when this returns or raises."""
         import duckdb
 
         task = asyncio.ensure_future(asyncio.to_thread(work))
@@ -119,10 +119,10 @@ async def open_sql(
 ) -> AsyncIterator[SqlSession]:
     """Fetch the table at the head, at a position or at a time, and open DuckDB over it.
 
-    The table has the name that the manifest gives it, with and without its schema. `memory` bounds
-    DuckDB, which spills at most `spilled` bytes to temporary files in `spool`, by default as much as
-    the disk has. The table is spooled there, too. `on_rows` is called with the number of rows as
-    they arrive.
+    The table has the name given in the manifest, with and without its schema. `memory` limits
+    DuckDB, which spills at most `spilled` bytes to temporary files in `spool`, by default as much
+    as the disk holds. The table itself is spooled there, too. `on_rows` is called with the number
+    of rows as they arrive.
     """
     with needing_extra("duckdb"):
         import duckdb
@@ -131,7 +131,7 @@ async def open_sql(
         file = Path(folder) / "rows.arrow"
 
         async def fetch() -> str:
-            # One plan for both: the session names the position of just these rows.
+            # One plan for both, so that the session names the position of exactly these rows.
             plan = archive.plan(position=position, time=time)
             table_rows = in_batches(archive.read(plan, columns=columns))
             async with aclosing(table_rows) as batches:
@@ -167,7 +167,7 @@ def _prepare(
     """Register the table under its name, and lock everything else."""
     connection.execute(f"SET temp_directory = {text_literal(str(folder / 'spill'))}")
     connection.register(_ROWS, table)
-    # DuckDB has these schemas itself, and nothing can be created in them: the plain name remains.
+    # DuckDB has these schemas itself and allows no tables in them, so only the plain name remains.
     own = name.lower().startswith(("information_schema.", "pg_catalog."))
     schema, qualified = make_schema(connection, name.rpartition(".")[2] if own else name)
     connection.execute(f"SET search_path = {text_literal(schema)}")
@@ -177,9 +177,10 @@ def _prepare(
 
 
 def make_schema(connection: duckdb.DuckDBPyConnection, table: str) -> tuple[str, str]:
-    """Create the schema of a table, and return its name and that of the table as SQL writes them.
+    """Create a table's schema. Returns the SQL names of the schema and of the table.
 
-    Both begin with the database: a schema may have the name of another one, such as `temp`.
+    Both begin with the database, because a schema may be named like another database, such as
+    `temp`.
     """
     row = connection.execute("SELECT current_database()").fetchone()
     namespace, _, plain = table.rpartition(".")
@@ -189,10 +190,10 @@ def make_schema(connection: duckdb.DuckDBPyConnection, table: str) -> tuple[str,
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL writes it."""
+    """Return a quoted SQL name."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def text_literal(text: str) -> str:
-    """Return a string as SQL writes it."""
+    """Return an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"

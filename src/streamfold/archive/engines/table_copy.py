@@ -1,7 +1,7 @@
-"""Copies of an archived table for other engines: Delta Lake, Iceberg, and databases of DuckDB.
+"""Copies an archived table for other engines: Delta Lake, Iceberg and DuckDB databases.
 
-Bases and diffs are folded on the way, batch by batch, so memory does not grow with the table. The
-copy appears under its name whole or not at all, and it is not updated afterwards.
+Bases and diffs are folded along the way, batch by batch, so memory does not grow with the table.
+The copy appears under its name all at once or not at all, and is not updated afterwards.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ T = TypeVar("T")
 
 #: Bytes that DuckDB may hold while it writes a database.
 DUCKDB_MEMORY = 512 << 20
-#: Bytes after which another data file of Iceberg begins: large enough to scan, small enough to share
+#: Bytes after which the next Iceberg data file begins: large enough to scan, small enough to share
 #: between workers.
 FILE_BYTES = 256 << 20
-#: Where a copy records the position that it was made at.
+#: Where a copy records the position of its table.
 POSITION_KEY = "streamfold.position"
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What a writer of a copy needs besides the rows."""
+    """Everything that a copy's writer needs besides the rows."""
 
-    #: A path that does not exist yet; it becomes the copy when the writer returns.
+    #: A path that does not exist yet. It becomes the copy when the writer returns.
     draft: Path
     table: str
     position: str
@@ -58,19 +58,19 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True)
 class CopyKind:
-    """One kind of copy: what it needs, which types it holds, and how it is written."""
+    """One kind of copy: its requirements, its types, and how it is written."""
 
     package: str
     extra: str
     types: EngineTypes
     write: Callable[[CopyPlan, pa.RecordBatchReader], None]
-    #: Whether its files name each other by their full paths, so that it cannot be moved.
+    #: Whether its files refer to each other by full path, so that it cannot be moved.
     is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """What the copy holds."""
+    """The position of a copy, and its number of rows."""
 
     position: str
     rows: int
@@ -88,15 +88,15 @@ async def copy_table(
 ) -> TableCopy:
     """Write the table at the head, at a position or at a time as one of `KINDS`.
 
-    `target` must not exist: a folder is made there, or a file for DuckDB. Every value is exact; a
-    column whose type the engine lacks is refused by name before anything is written.
+    `target` must not exist: it becomes a folder, or a file for DuckDB. Every value is exact. A
+    column whose type the engine lacks is rejected by name before anything is written.
     """
     chosen = KINDS[kind]
     check_installed(chosen.package, chosen.extra)
     await asyncio.to_thread(_check_absent, target)
 
     async def copy() -> TableCopy:
-        # One plan for both: the copy names the position of just these rows.
+        # One plan for both, so that the copy names the position of exactly these rows.
         plan = archive.plan(position=position, time=time)
         batches = in_batches(archive.read(plan, columns=columns))
         async with aclosing(batches):
@@ -139,7 +139,7 @@ async def _write_copy(
             draft = target if kind.is_fixed else Path(folder) / target.name
             plan = CopyPlan(draft, table, position, columns.target)
             if draft == target:
-                _check_absent(target)  # again: somebody may have made it while files were fetched
+                _check_absent(target)  # again: it may have appeared while files were fetched
                 target.mkdir()  # from here on it is ours
             try:
                 kind.write(plan, pa.RecordBatchReader.from_batches(columns.target, fitting()))
@@ -164,9 +164,9 @@ async def in_thread(
     batches: AsyncGenerator[pa.RecordBatch],
     work: Callable[[pa.Schema, Iterator[pa.RecordBatch]], T],
 ) -> T:
-    """Run `work` in a thread with the schema and the batches, which are read as it asks for them.
+    """Run `work` in a thread with the schema and the batches, which are read as it requests them.
 
-    An error of reading is raised as it was, whatever `work` makes of it.
+    Read errors are raised unchanged, whatever `work` makes of them.
     """
     loop, stopped = asyncio.get_running_loop(), threading.Event()
     first = await anext(batches)
@@ -203,8 +203,8 @@ def _write_delta(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
     from deltalake import CommitProperties, write_deltalake
 
     made_at: dict[str, Any] = {POSITION_KEY: plan.position}
-    # deltalake cannot write bounds of dates outside the years 1 to 9999, nor read some of them. Rows
-    # are in no order, so that bounds of whole files would exclude few of them anyway.
+    # deltalake cannot write bounds of dates outside the years 1 to 9999, nor read some of them.
+    # Since rows are in no order, bounds of whole files would exclude few of them anyway.
     bare = (
         {"delta.dataSkippingNumIndexedCols": "0"} if any(map(_has_date, plan.schema.types)) else {}
     )
@@ -220,15 +220,16 @@ def _has_date(kind: pa.DataType) -> bool:
 
 
 def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
-    """Write a table that is found by its folder: one metadata file, and the hint that names it.
+    """Write a table that is found by its folder: one metadata file, and a hint that names it.
 
-    The data files are written here, because `append` of pyiceberg reads the whole table ahead.
+    Writes the data files itself, because pyiceberg's `append` reads the whole table ahead.
     """
     from pyiceberg.catalog.sql import SqlCatalog
 
     paths = _write_parquet(plan.draft.absolute() / "data", rows)
     files = [f"file://{path}" for path in paths]
-    # pyiceberg makes Python's values of all bounds, so a year without one would fail the copy.
+    # pyiceberg converts all bounds to Python values, so a year that Python lacks would fail the
+    # copy.
     countable = {} if all(map(_has_bounds, paths)) else {"write.metadata.metrics.default": "counts"}
     with tempfile.TemporaryDirectory() as folder:
         catalog = SqlCatalog("export", uri=f"sqlite:///{folder}/catalog.db")
@@ -251,7 +252,7 @@ def _write_iceberg(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
 
 
 def _has_bounds(file: Path) -> bool:
-    """Return whether Python has values for all bounds of the columns: it has the years 1 to 9999."""
+    """Return whether Python can represent all bounds of the columns: it has the years 1 to 9999."""
     metadata = pq.read_metadata(file)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = (group.column(number) for group in groups for number in range(group.num_columns))
@@ -265,7 +266,7 @@ def _has_bounds(file: Path) -> bool:
 
 
 def _write_parquet(folder: Path, rows: pa.RecordBatchReader) -> list[Path]:
-    """Write files of about `FILE_BYTES`; memory holds one batch. No rows make no file."""
+    """Write files of about `FILE_BYTES`, with one batch in memory. Without rows, writes no file."""
     folder.mkdir(parents=True)
     files: list[Path] = []
     writer: pq.ParquetWriter | None = None
@@ -291,7 +292,7 @@ def _write_duckdb(plan: CopyPlan, rows: pa.RecordBatchReader) -> None:
 
     with duckdb.connect(str(plan.draft)) as connection:
         connection.execute(f"SET memory_limit = '{DUCKDB_MEMORY}B'")
-        # Rows are in no particular order, and keeping theirs would take memory.
+        # Rows are in no particular order, and preserving theirs would take memory.
         connection.execute("SET preserve_insertion_order = false")
         _, name = make_schema(connection, plan.table)
         connection.register("_streamfold_rows", rows)

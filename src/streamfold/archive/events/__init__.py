@@ -1,4 +1,4 @@
-"""Events of archives: every committed artifact is announced at least once, in order."""
+"""Archive events: every committed artifact is announced at least once, in order."""
 
 from streamfold.archive.events.aws_sinks import EventBridgeSink, KinesisSink, SnsSink, SqsSink
 from streamfold.archive.events.delivery import EventDispatcher, SinkStatus

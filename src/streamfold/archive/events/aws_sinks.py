@@ -1,4 +1,4 @@
-"""Events to SNS, SQS, Kinesis and EventBridge: one request per event, and what its failure means."""
+"""Sends events to SNS, SQS, Kinesis and EventBridge, one request per event, and classifies failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamfold.archive.manifest.positions import parse_time
 from streamfold.errors import InvalidError, RetryLaterError, StreamfoldError
 from streamfold.extensions import Options
 
-#: botocore's errors of requests that were never sent, or never reached a server.
+#: botocore's errors for requests that were never sent, or never reached a server.
 NOT_SENT = frozenset(
     {
         "ConnectTimeoutError",
@@ -38,7 +38,7 @@ NOT_SENT = frozenset(
 
 
 class AwsOptions(Options, frozen=True, kw_only=True):
-    """What all sinks on AWS take."""
+    """Options that all AWS sinks have."""
 
     credentials: Annotated[
         str | None, msgspec.Meta(description="profile to use; what the AWS SDK finds if not given")
@@ -54,7 +54,7 @@ class AwsOptions(Options, frozen=True, kw_only=True):
 
 
 class AwsSink(EventSink):
-    """Sends events by boto3, in a thread of its own; `target` names the receiver in messages."""
+    """Sends events through boto3 in its own thread. `target` names the receiver in messages."""
 
     service: ClassVar[str]
 
@@ -75,9 +75,9 @@ class AwsSink(EventSink):
 
     @abstractmethod
     def publish(self, client: Any, event: Event) -> str | None:
-        """Send one request and return the service's receipt; None if it sent none.
+        """Send one request and return the service's receipt, or None if it sent none.
 
-        Called in the sink's own thread, one at a time.
+        Called in the sink's own thread, one call at a time.
         """
 
     def _send(self, event: Event) -> None:
@@ -90,11 +90,12 @@ class AwsSink(EventSink):
                 self._client = self._access.client(self.service)
             if self.publish(self._client, event):
                 return
-            # The 200 did not come from the service but from a portal or proxy.
+            # The 200 came not from the service but from a portal or proxy.
             failure = self._lost("no receipt")
         except ClientError as error:
             failure = self._judge(error.response)
-        # The last is not a BotoCoreError: a proxy in between may answer with its own page.
+        # ResponseParserError is not a BotoCoreError: an intermediate proxy may answer with its own
+        # page.
         except (BotoCoreError, ResponseParserError) as error:
             failure = self._lost(type(error).__name__)
         except EventRefusedError:
@@ -134,7 +135,7 @@ class SnsOptions(AwsOptions, frozen=True, kw_only=True):
 
 
 class SnsSink(AwsSink):
-    """Publishes to a topic; one whose name ends in `.fifo` keeps the order and drops repetitions."""
+    """Publishes to a topic. One whose name ends in `.fifo` preserves order and drops repetitions."""
 
     service = "sns"
 
@@ -170,7 +171,7 @@ class SqsOptions(AwsOptions, frozen=True, kw_only=True):
 
 
 class SqsSink(AwsSink):
-    """Sends to a queue; one whose name ends in `.fifo` keeps the order and drops repetitions."""
+    """Sends to a queue. One whose name ends in `.fifo` preserves order and drops repetitions."""
 
     service = "sqs"
 
@@ -201,7 +202,7 @@ SQS = SinkType(
 )
 
 
-#: Characters that Kinesis takes as a partition key.
+#: Maximum characters of a Kinesis partition key.
 KEY_LIMIT = 256
 
 
@@ -210,7 +211,7 @@ class KinesisOptions(AwsOptions, frozen=True, kw_only=True):
 
 
 class KinesisSink(AwsSink):
-    """Puts records with the table as partition key: one shard has them all, in order."""
+    """Puts records with the table as partition key, so that one shard has them all, in order."""
 
     service = "kinesis"
 
@@ -223,7 +224,7 @@ class KinesisSink(AwsSink):
         self._after: dict[str, str] = {}
 
     def publish(self, client: Any, event: Event) -> str | None:
-        # Cleared first: after a failure the stream may be another one, and would refuse it.
+        # Cleared first: after a failure, the stream may be a different one and reject it.
         after, self._after = self._after, {}
         answer = client.put_record(
             **self._stream,
@@ -246,7 +247,7 @@ KINESIS = SinkType(
 )
 
 
-#: What rules match on.
+#: The values that rules match on.
 SOURCE = "streamfold.archive"
 DETAIL_TYPE = "Archive Artifact Committed"
 
@@ -256,7 +257,7 @@ class EventBridgeOptions(AwsOptions, frozen=True, kw_only=True):
 
 
 class EventBridgeSink(AwsSink):
-    """Puts events on a bus, which does not guarantee their order: targets compare positions."""
+    """Puts events on a bus, which does not guarantee their order, so targets compare positions."""
 
     service = "events"
 
@@ -276,7 +277,7 @@ class EventBridgeSink(AwsSink):
         }
         answer = client.put_events(Entries=[entry])
         [result] = answer.get("Entries") or [{}]
-        # A refused entry comes with status 200.
+        # A rejected entry comes with status 200.
         if code := result.get("ErrorCode"):
             raise self.refused(str(code))
         receipt: str | None = result.get("EventId")

@@ -1,12 +1,13 @@
-"""How far a sink is, in one small document beside the manifest, and what it still has to get.
+"""A sink's progress, in one small document beside the manifest, and the events still due.
 
     <folder>/events/<sink>.json
 
-It is replaced by compare-and-swap only, so two processes that deliver for one sink notice each
-other. It may lag behind what was sent, never lead: what it does not cover is sent again.
+It is replaced only by compare-and-swap, so two processes that deliver for one sink notice each
+other. It may lag behind the sent events but never lead: events that it does not cover are sent
+again.
 
-Nothing is queued. What was committed can be derived again for as long as it is live, so no crash
-between a commit and its events loses one.
+Nothing is queued. Events can be derived from the manifest as long as their artifacts are live, so
+no crash between a commit and its events loses one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from streamfold.errors import (
 from streamfold.undecodable import UNDECODABLE
 
 CURSOR_VERSION = 1
-#: Folder of the cursors; collection never looks into it.
+#: Folder of the cursors. Garbage collection never looks into it.
 FOLDER = "events/"
 
 
@@ -48,14 +49,14 @@ class SinkPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DueArtifact(msgspec.Struct, frozen=True):
-    """An artifact to announce, and whether something before it is missing."""
+    """An artifact to announce, and whether changes before it are missing."""
 
     artifact: Artifact
     gap: bool
 
 
 def position_of(manifest: Manifest, artifact: Artifact) -> SinkPosition:
-    """Return the position of a sink that has the event of this artifact."""
+    """Return the position of a sink that has received the artifact's event."""
     return SinkPosition(
         archive_id=manifest.archive_id,
         commit_id=artifact.commit_id,
@@ -67,11 +68,12 @@ def position_of(manifest: Manifest, artifact: Artifact) -> SinkPosition:
 
 
 def find_due(manifest: Manifest, position: SinkPosition | None) -> list[DueArtifact]:
-    """Return what is to be announced after `position`, in order; everything live after None.
+    """Return the artifacts to announce after `position`, in order, or all live ones for None.
 
-    If the artifacts that followed `position` are no longer live, announcing begins at the newest base,
-    which is marked as a gap. Without a position the sink may still have events, sent before its first
-    cursor was stored: the oldest base is a gap unless nothing ever preceded it.
+    If `position` is no longer live, announcing begins at the newest base, which is marked as a gap,
+    unless the oldest live base of a later epoch is exactly at that position. Without a position,
+    the sink may still have received events before its first cursor was stored, so the oldest base
+    is a gap unless nothing ever preceded it.
     """
     artifacts = manifest.artifacts
     if position is None:
@@ -83,7 +85,7 @@ def find_due(manifest: Manifest, position: SinkPosition | None) -> list[DueArtif
 
 
 def events_of(manifest: Manifest, due: list[DueArtifact], manifest_uri: str) -> Iterator[Event]:
-    """Yield the events one by one: a long backlog takes no memory beyond the manifest's."""
+    """Yield the events one by one. A long backlog takes no memory beyond the manifest's."""
     for item in due:
         yield describe(manifest, item.artifact, manifest_uri, gap=item.gap)
 
@@ -91,7 +93,7 @@ def events_of(manifest: Manifest, due: list[DueArtifact], manifest_uri: str) -> 
 def _find_due_after_pruning(manifest: Manifest, position: SinkPosition) -> list[DueArtifact]:
     later = tuple(a for a in manifest.artifacts if a.epoch > position.epoch)
     same_archive = manifest.archive_id == position.archive_id
-    # The last diff of an epoch ends where the next base is: nothing is missing between the two.
+    # The last diff of an epoch ends where the next base begins, so nothing is missing between them.
     if same_archive and later and later[0].to_position == position.to_position:
         return [DueArtifact(later[0], False), *_linked(later)]
     newest = manifest.artifacts.index(manifest.base)
@@ -99,13 +101,13 @@ def _find_due_after_pruning(manifest: Manifest, position: SinkPosition) -> list[
 
 
 def _linked(artifacts: tuple[Artifact, ...]) -> Iterator[DueArtifact]:
-    """Yield all but the first; a base that does not begin where the one before ends has a gap."""
+    """Yield all but the first. A base that does not begin where its predecessor ends has a gap."""
     for before, after in pairwise(artifacts):
         yield DueArtifact(after, after.is_base and after.to_position != before.to_position)
 
 
 class EventCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The document; `revision` grows with each write, so that no two are the same bytes."""
+    """The document. `revision` grows with each write, so no two versions have the same bytes."""
 
     version: int = CURSOR_VERSION
     sink: str
@@ -117,14 +119,14 @@ class EventCursor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CursorFile:
-    """The cursor of one sink: what storage holds, and what was delivered since."""
+    """One sink's cursor: the stored version, and deliveries since."""
 
     def __init__(self, blobs: BlobStore, sink: str, now: Callable[[], datetime]) -> None:
         self._blobs = blobs
         self._sink = sink
         self._key = cursor_key(sink)
         self._now = now
-        # What storage held when it was last read or written.
+        # The stored cursor when it was last read or written.
         self._stored: EventCursor | None = None
         self._etag: str | None = None
         # Whether storage may differ from `_stored`.
@@ -133,21 +135,21 @@ class CursorFile:
 
     @property
     def position(self) -> SinkPosition | None:
-        """The last delivered position, as far as this process knows."""
+        """The last delivered position known to this process."""
         return self._delivered[1] if self._delivered else None
 
     def advance(self, event_id: str, position: SinkPosition) -> None:
-        """Note a delivery; it is durable with the next `save`."""
+        """Record a delivery. It becomes durable with the next `save`."""
         self._delivered = (event_id, position)
 
     async def settle(self) -> None:
-        """Make what is known here and what is stored the same: called before anything is sent."""
+        """Reconcile this process's cursor with the stored one. Called before anything is sent."""
         if self._is_uncertain:
             await self._look()
         await self.save()
 
     async def save(self) -> None:
-        """Store what was delivered, durable when this returns; no write if it is stored already."""
+        """Store the last delivery durably. Writes nothing if it is already stored."""
         if self._delivered is None or self._delivered == _delivered(self._stored):
             return
         event_id, position = self._delivered
@@ -177,8 +179,8 @@ class CursorFile:
 
     async def _look(self) -> None:
         cursor, etag = await self._read()
-        # If unchanged, keep what was delivered since. Otherwise our own write has arrived after
-        # all, or another process wrote: then storage decides.
+        # If unchanged, keep the deliveries since. Otherwise our own write has arrived after all, or
+        # another process wrote: then storage decides.
         if cursor != self._stored:
             self._delivered = _delivered(cursor)
         self._stored, self._etag, self._is_uncertain = cursor, etag, False
@@ -192,7 +194,7 @@ class CursorFile:
 
 
 def cursor_key(sink: str) -> str:
-    """Return where the cursor of a sink is; a name that is not a plain file name is refused."""
+    """Return the key of a sink's cursor. Raises InvalidError if the name is not a plain file name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", sink):
         raise InvalidError(
             f"sink name {sink!r} must be 1 to 64 letters, digits, dots, dashes or underscores, and "

@@ -1,4 +1,4 @@
-"""Delivery of a table's events to all its sinks, to each in order, without holding up commits."""
+"""Delivers a table's events to each sink in order, without holding up commits."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from streamfold.errors import StreamfoldError
 
 logger = logging.getLogger(__name__)
 
-#: Events between two writes of the cursor while a backlog is sent: each costs a request, and a
-#: crash repeats at most this many.
+#: Events between two writes of the cursor while a backlog is sent. Each write costs a request, and
+#: a crash repeats at most this many events.
 CURSOR_EVERY = 16
-#: Seconds between two reads of the manifest without `wake`: only they find commits of other
+#: Seconds between two reads of the manifest without `wake`. Only these reads find commits of other
 #: processes.
 POLL_INTERVAL = 30.0
 
 
 @dataclass(slots=True)
 class SinkStatus:
-    """What metrics show of one sink."""
+    """One sink's status as shown in metrics."""
 
-    #: Events that are committed and not yet delivered, when the manifest was last read.
+    #: Events that were committed but not yet delivered when the manifest was last read.
     lag: int = 0
     delivered: int = 0
-    #: Failed attempts, of sending or of storage.
+    #: Failed attempts to send, or to access storage.
     errors: int = 0
-    #: Of these, those since the last success.
+    #: Of these, the attempts since the last success.
     failures_in_row: int = 0
     last_error: str | None = None
     #: `to_position` of the last event delivered by this process.
@@ -45,7 +45,7 @@ class SinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTiming:
-    """When to read the manifest and retry; `poll` is in seconds, None to wait for `wake` alone."""
+    """Sets when to read the manifest and retry. `poll` is in seconds. None waits only for `wake`."""
 
     backoff: Backoff
     poll: float | None
@@ -54,9 +54,9 @@ class DeliveryTiming:
 
 
 class Delivery:
-    """Sends what the manifest has and the cursor does not cover; failures are retried without end.
+    """Sends all events in the manifest beyond the cursor, retrying failures indefinitely.
 
-    An event is sent only when the one before it has arrived, so no failure changes the order.
+    An event is sent only after the previous one has arrived, so no failure changes the order.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Delivery:
         self._caught_up = asyncio.Condition()
 
     def wake(self) -> int:
-        """Ask for a read of the manifest; return the number of the request."""
+        """Request a read of the manifest, and return the request's number."""
         self._wakes += 1
         self._woken.set()
         return self._wakes
@@ -103,7 +103,7 @@ class Delivery:
                 continue
             except Exception as error:
                 logger.debug("sink %s: unexpected error", self._name, exc_info=True)
-                # Not its text, which may quote what was sent.
+                # Not its text, which may quote the event.
                 await self._pause_after(f"a defect of the sink ({type(error).__name__})")
                 continue
             self.status.failures_in_row = 0
@@ -164,12 +164,12 @@ def _now() -> datetime:
 
 
 class EventDispatcher:
-    """Every artifact is announced to every sink at least once, in the order of the table.
+    """Announces every artifact to every sink at least once, in the table's order.
 
-    A sink's name is also the name of its cursor in storage and must stay the same. Each has a
-    task of its own, so one that is slow or down stops no other. Nothing is queued in memory: the
-    manifest is what is still to be sent. Run one dispatcher per table: a second
-    one would only send everything twice.
+    A sink's name is also the name of its cursor in storage, so it must not change. Each sink has
+    its own task, so a slow or failed one does not stop the others. Nothing is queued in memory: the
+    manifest shows what is still to be sent. Run one dispatcher per table. A second one would only
+    send everything twice.
     """
 
     def __init__(
@@ -195,47 +195,47 @@ class EventDispatcher:
         }
 
     async def run(self) -> None:
-        """Deliver until cancelled; what was committed before this began is delivered, too.
+        """Deliver until cancelled, including everything committed before this began.
 
-        Failures of sinks and of storage are counted, logged and retried without end, and so are
-        exceptions of any other type: a defect of one sink does not stop the others.
+        Failures of sinks and storage, and exceptions of any other type, are counted, logged and
+        retried indefinitely. A defect in one sink does not stop the others.
         """
         async with asyncio.TaskGroup() as group:
             for name, delivery in self._deliveries.items():
                 group.create_task(delivery.run(), name=f"events-{name}")
-            if not self._deliveries:  # without sinks it runs until cancelled, too
+            if not self._deliveries:  # without sinks, too, this runs until cancelled
                 await asyncio.Event().wait()
 
     def wake(self) -> None:
-        """Announce a commit; returns at once.
+        """Announce a commit. Returns at once.
 
-        Call it in the thread of the loop; other threads use `loop.call_soon_threadsafe`.
+        Call this in the event loop's thread. Other threads use `loop.call_soon_threadsafe`.
         """
         for delivery in self._deliveries.values():
             delivery.wake()
 
     async def settle(self) -> None:
-        """Wait until every sink has all that is committed by now; `run` must be under way."""
+        """Wait until every sink has everything committed so far. `run` must be active."""
         requests = [(delivery, delivery.wake()) for delivery in self._deliveries.values()]
         for delivery, request in requests:
             await delivery.wait_until_answered(request)
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """Events that each sink has not received yet, according to the last read of the manifest."""
+        """Events that each sink has not received yet, as of the last read of the manifest."""
         return {name: delivery.status.lag for name, delivery in self._deliveries.items()}
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Failed attempts, by sink, since this process began."""
+        """Failed attempts by sink since this process started."""
         return {name: delivery.status.errors for name, delivery in self._deliveries.items()}
 
     @property
     def status(self) -> Mapping[str, SinkStatus]:
-        """Everything that metrics show, by sink; copies."""
+        """Copies of everything that metrics show, by sink."""
         return {name: replace(delivery.status) for name, delivery in self._deliveries.items()}
 
     async def close(self) -> None:
-        """Close the sinks; `run` has ended."""
+        """Close the sinks. Call this after `run` has ended."""
         for sink in self._sinks.values():
             await sink.close()

@@ -1,7 +1,7 @@
-"""The notice that an artifact was committed: where to find it, never its data.
+"""A notice that an artifact was committed: where to find it, never its data.
 
 The same artifact always gives the same event, byte for byte, in any process and however often:
-`event_id` distinguishes a repetition from something new.
+`event_id` distinguishes a repetition from a new event.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from streamfold.archive.manifest.model import Artifact, Manifest
 from streamfold.errors import MalformedError
 from streamfold.undecodable import UNDECODABLE
 
-#: Hex digits of an event id: 128 bits, and within what every service takes for deduplication.
+#: Hex digits of an event id: 128 bits, and within every service's limit for deduplication ids.
 ID_DIGITS = 32
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed artifact; `formats` has a URI for each format that it is written in."""
+    """One committed artifact. `formats` has a URI for each format in which it is written."""
 
     event_id: str
     table: str
@@ -28,19 +28,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     from_position: str | None
     to_position: str
-    #: The head of the table once the artifact was committed.
+    #: The table's head after the commit.
     head_position: str
     manifest_uri: str
     formats: dict[str, str]
     created_at: str
-    #: No diff leads from the artifact announced before to this base: followers have to load it.
+    #: Whether no diff leads from the previously announced artifact to this base, so followers must
+    #: load it.
     gap: bool = False
 
 
 def describe(
     manifest: Manifest, artifact: Artifact, manifest_uri: str, *, gap: bool = False
 ) -> Event:
-    """Return the event of one artifact of the manifest."""
+    """Return the event for one artifact in the manifest."""
     return Event(
         event_id=_event_id(manifest.table, artifact, gap),
         table=manifest.table,
@@ -57,12 +58,12 @@ def describe(
 
 
 def encode_event(event: Event) -> bytes:
-    """Return the event as every sink sends it: one JSON object, fields in a fixed order."""
+    """Return the event as every sink sends it: one JSON object, with fields in a fixed order."""
     return msgspec.json.encode(event)
 
 
 def decode_event(data: bytes | str) -> Event:
-    """Return the event that a sink sent; unknown fields are ignored."""
+    """Decode an event that a sink sent. Ignores unknown fields."""
     try:
         return msgspec.json.decode(data, type=Event)
     except UNDECODABLE as error:
@@ -70,7 +71,7 @@ def decode_event(data: bytes | str) -> Event:
 
 
 def _event_id(table: str, artifact: Artifact, gap: bool) -> str:
-    # A notice of a gap says more than the plain event of the same base, so it is not a repetition.
+    # A gap notice says more than the plain event of the same base, so it is not a repetition.
     parts = [
         table,
         artifact.commit_id,
@@ -84,7 +85,7 @@ def _event_id(table: str, artifact: Artifact, gap: bool) -> str:
 
 
 def _head_after(manifest: Manifest, artifact: Artifact) -> str:
-    """Return where the commit of the artifact ended: the current head would change between attempts."""
+    """Return the end of the artifact's commit. The current head would differ between attempts."""
     if artifact.commit_id is None:
         return artifact.to_position
     return next(

@@ -1,4 +1,4 @@
-"""The interface to event services: what every sink guarantees, and which sink types exist.
+"""The interface to event services: guarantees of every sink, and the available sink types.
 
 A custom sink subclasses `EventSink`, declares itself with a `SinkType` and passes
 `streamfold.testing.EventSinkConformance`; see docs/contributing/extending.md.
@@ -31,7 +31,7 @@ from streamfold.archive.events.event import Event
 from streamfold.errors import InvalidError, OutcomeUnknownError, RetryLaterError
 from streamfold.extensions import Extension, Options, Registry
 
-#: Prefix of base64 secrets in the published webhook convention.
+#: Prefix of base64 secrets in the Standard Webhooks convention.
 PREFIX = "whsec_"
 #: Minimum bytes of a key: the HMAC of a shorter one can be guessed.
 SHORTEST_KEY = 16
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SecretReference:
-    """Where a signing secret is. It is read on every use, so it may change at any time."""
+    """Location of a signing secret. The secret is read on every use, so it may change at any time."""
 
     variable: str | None = None
     file: Path | None = None
@@ -82,21 +82,21 @@ class SecretReference:
 
 
 class EventRefusedError(RetryLaterError):
-    """The event was not accepted; the receiver said so, or was not reached."""
+    """The event was not accepted: the receiver rejected it or was not reached."""
 
     code = "event_refused"
 
 
 class EventUnconfirmedError(OutcomeUnknownError):
-    """The answer was lost: the event may have arrived."""
+    """The response was lost: the event may have arrived."""
 
     code = "event_unconfirmed"
 
 
 class EventSink(ABC):
-    """Sends events to the followers of the table.
+    """Sends events to a table's followers.
 
-    `send` is called once at a time, in the order of the table. A sink does not retry: it reports
+    `send` is called once at a time, in the table's order. A sink does not retry: it reports
     the result of one attempt, within its own timeout, and the dispatcher decides.
     """
 
@@ -106,7 +106,7 @@ class EventSink(ABC):
 
         Raises `EventRefusedError` if the receiver certainly does not have it,
         `EventUnconfirmedError` if that is unknown. Messages never contain a secret. A cancelled
-        call may have sent the event; the next call sends nothing until that attempt has ended on
+        call may have sent the event. The next call sends nothing until that attempt has ended on
         this side.
         """
 
@@ -117,7 +117,7 @@ class EventSink(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a sink may use besides its options."""
+    """Everything that a sink may use besides its options."""
 
     #: The configured AWS credentials.
     profiles: Profiles
@@ -132,23 +132,23 @@ class SinkType(Extension, Generic[O]):
     options: type[O]
     #: Returns the sink without contacting anything. Raises InvalidError for unusable options.
     open: Callable[[O, SinkContext], EventSink]
-    #: Options that identify the receiver. A sink with other values starts over: its cursor in
-    #: storage is named after them.
+    #: Options that identify the receiver. A sink starts over if their values change, because its
+    #: cursor in storage is named after them.
     target: tuple[str, ...]
 
 
 def group_of(table: str, longest: int = 128) -> str:
-    """Return the table as a message group: its name if the service accepts it, else its hash."""
+    """Return the table's message group: its name if the service accepts it, else its hash."""
     if re.fullmatch(rf"[!-~]{{1,{longest}}}", table):
         return table
     return hashlib.sha256(table.encode()).hexdigest()
 
 
 class WorkerThread:
-    """Runs calls one after another: a cancelled call ends before the next begins.
+    """Runs calls one after another. A cancelled call ends before the next begins.
 
-    The default thread pool would not do: a few hanging sinks would stop the others. `name` is the
-    sink's name, for error messages.
+    Does not use the default thread pool, where a few hanging sinks would stop the others. `name` is
+    the sink's name, for error messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -157,20 +157,20 @@ class WorkerThread:
         self._closed = False
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of the call. Raises EventRefusedError after `close`."""
+        """Run the call and return its result. Raises EventRefusedError after `close`."""
         if self._closed:
             raise EventRefusedError(f"{self._name}: the sink is closed")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
     async def close(self) -> None:
-        """Wait for the running call; no call starts afterwards."""
+        """Wait for the running call. No call starts afterwards."""
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
 
 class MemorySink(EventSink):
-    """Keeps every sent event in order, including repeated ones."""
+    """Retains every sent event in order, including repeated ones."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -185,7 +185,7 @@ class MemorySink(EventSink):
             self._arrived.notify_all()
 
     async def wait_for(self, count: int) -> list[Event]:
-        """Return the events once there are `count` of them."""
+        """Return the events once there are at least `count` of them."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: len(self.events) >= count)
         return list(self.events)

@@ -39,7 +39,7 @@ from streamfold.errors import InvalidError
 from streamfold.extensions import Options
 from streamfold.http_client import AsyncHttp, build_request, cause_of
 
-#: Seconds for everything, from the connection to the status of the answer.
+#: Seconds for the whole attempt, from connecting to the status of the response.
 TIMEOUT = 15.0
 
 
@@ -67,7 +67,7 @@ class WebhookOptions(Options, frozen=True, kw_only=True):
             return None
         try:
             return ssl.create_default_context(cafile=self.ca_file)
-        except OSError as error:  # an SSLError is one
+        except OSError as error:  # includes SSLError
             raise InvalidError(
                 f"ca_file {self.ca_file!r} has no certificates that can be used "
                 f"({error.strerror or type(error).__name__}): give a PEM file"
@@ -75,7 +75,7 @@ class WebhookOptions(Options, frozen=True, kw_only=True):
 
 
 class WebhookSink(EventSink):
-    """Posts each event in a request of its own; only the host of the URL is ever shown.
+    """Posts each event in its own request. Only the host of the URL is ever shown.
 
     Paths and queries of webhooks often act as passwords.
     """
@@ -98,7 +98,7 @@ class WebhookSink(EventSink):
         #: Reads the secret, which may be in a file.
         self._thread = WorkerThread(f"webhook {self._name}")
         if secret is not None:
-            secret.read_key()  # report a missing one now, not with the first event
+            secret.read_key()  # report a missing secret now, not with the first event
 
     def __repr__(self) -> str:
         return f"WebhookSink({self._name!r})"

@@ -1,4 +1,4 @@
-"""The formats of an archive's files."""
+"""File formats of archives."""
 
 from streamfold.archive.formats.admission import (
     admitted_changes,

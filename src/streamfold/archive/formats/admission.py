@@ -1,14 +1,14 @@
-"""What may be written, and what is checked of anything read: schema, rules of a diff, bounded size.
+"""Checks everything written and read: the schema, the rules of diffs, and bounded batch sizes.
 
-Every format admits and stores the same values, so that they are interchangeable. An update or
-insert has the row after it; a delete names the row; a truncate comes first and is alone with it.
+Every format admits and stores the same values, which makes formats interchangeable. An update or
+insert has the row after it. A delete names the row. A truncate comes first and has only its action.
 
-Writers of the same rows get the same bytes however the rows arrived, and hold a bounded amount of
-them: a piece ends with the row that reaches the limit of rows or of bytes.
+Writers of the same rows produce the same bytes however the rows arrive, and hold a bounded amount
+of them: a piece ends with the row that reaches the limit of rows or of bytes.
 
-JSON Lines and the plain protobuf messages are two notations of the published form of changes, `action,
-key, old, new`. The key text serves readers that keep rows by it; the key's values are taken from the
-images.
+JSON Lines and plain protobuf messages are two notations of the published form of changes, `action,
+key, old, new`. The key text serves readers that identify rows by it. The key's values are taken
+from the images.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from streamfold.errors import InvalidError
 
 
 class PieceLimits(NamedTuple):
-    """Rows, and bytes of their values without Arrow's own overhead, that a piece may reach."""
+    """Maximum rows in a piece, and maximum bytes of their values, without Arrow's own overhead."""
 
     rows: int = BATCH_ROWS_MAX
     size: int = BATCH_BYTES_MAX
@@ -49,7 +49,7 @@ BATCH = PieceLimits()
 def pieces(
     batches: Iterable[pa.RecordBatch], limits: PieceLimits = BATCH
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, in pieces that are never empty."""
+    """Yield the same rows in the same order, in pieces that are never empty."""
     batch_slices: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -68,7 +68,7 @@ def pieces(
 
 
 def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch for a reader: as it is where it is small, in pieces otherwise, nothing if empty."""
+    """Yield the batch for a reader: unchanged if small, otherwise in pieces. Omits an empty one."""
     if not 0 < len(batch) <= BATCH.rows or batch.nbytes > BATCH.size:
         yield from pieces([batch])
     else:
@@ -76,7 +76,7 @@ def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _end(sizes: Lengths, start: int, rows: int, size: int) -> int:
-    """The offset after the row that reaches either limit, or after the last row."""
+    """Return the offset after the row that reaches either limit, or after the last row."""
     reached = int(np.searchsorted(sizes, sizes[start] + size))
     return max(start + 1, min(start + rows, reached, len(sizes) - 1))
 
@@ -86,7 +86,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def running_size(batch: pa.RecordBatch) -> Lengths:
-    """Bytes of the values before each row, and after the last one."""
+    """Return the bytes of the values before each row, and after the last one."""
     total = np.zeros(len(batch) + 1, np.int64)
     for column in batch.columns:
         total += _running(column)
@@ -121,14 +121,14 @@ def _summed(lengths: Lengths) -> Lengths:
 def admitted_rows(
     schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: PieceLimits = BATCH
 ) -> Iterator[pa.RecordBatch]:
-    """Rows under exactly `schema.arrow`, in pieces that only the rows determine."""
+    """Yield rows with exactly `schema.arrow`, in pieces that depend only on the rows."""
     return pieces((conform(batch, schema.arrow) for batch in batches), limits)
 
 
 def admitted_changes(
     schema: TableSchema, batches: Iterable[pa.RecordBatch], limits: PieceLimits = BATCH
 ) -> Iterator[pa.RecordBatch]:
-    """Changes under exactly `schema.changes`, in pieces that only the changes determine."""
+    """Yield changes with exactly `schema.changes`, in pieces that depend only on the changes."""
     return pieces(_checked(schema, batches), limits)
 
 
@@ -142,7 +142,7 @@ def _checked(schema: TableSchema, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 
 def check_changes(schema: TableSchema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch under exactly `schema.changes`; InvalidError when it breaks a rule of diffs."""
+    """Return the batch under `schema.changes`. Raises InvalidError if it breaks a rule of diffs."""
     changes = conform(batch, schema.changes)
     _check_actions(changes["action"])
     _check_presence(changes)
@@ -160,14 +160,14 @@ def _check_actions(actions: pa.Array) -> None:
 
 def _check_truncate(batch: pa.RecordBatch, first: bool) -> None:
     if "action" not in batch.schema.names:
-        return  # the schema check names what is missing
+        return  # the schema check names the missing column
     rest = batch["action"].slice(1) if first else batch["action"]
     if pc.any(pc.equal(rest, "TRUNCATE")).as_py():
         raise InvalidError("a TRUNCATE does not come first: it would undo changes before it")
 
 
 def _check_presence(changes: pa.RecordBatch) -> None:
-    """Check which of key, before and after are present, by action."""
+    """Check which of key, before and after are present, depending on the action."""
     rules = (
         ("key", ("INSERT", "UPDATE", "DELETE"), ("TRUNCATE",)),
         ("after", ("INSERT", "UPDATE"), ("DELETE", "TRUNCATE")),
@@ -187,7 +187,7 @@ def _any_of(actions: pa.Array, which: tuple[str, ...], mask: pa.Array) -> bool:
 
 
 def with_named_deletes(schema: TableSchema, changes: pa.RecordBatch) -> pa.RecordBatch:
-    """Every DELETE with a `before` that holds the key fields at least."""
+    """Return the changes, giving every DELETE a `before` that holds at least the key fields."""
     before, key = changes["before"], changes["key"]
     bare = pc.and_(pc.equal(changes["action"], "DELETE"), before.is_null())
     if not pc.any(bare).as_py():
@@ -204,7 +204,7 @@ def with_named_deletes(schema: TableSchema, changes: pa.RecordBatch) -> pa.Recor
 
 
 def _check_key(schema: TableSchema, changes: pa.RecordBatch, image: str) -> None:
-    """The key is stored only as part of the image, so the two must agree."""
+    """Check that key and image agree, because the key is stored only as part of the image."""
     keys = dict(zip(schema.key_fields, struct_children(changes["key"]), strict=True))
     images = dict(zip(schema.names, struct_children(changes[image]), strict=True))
     for name, key in keys.items():
@@ -216,7 +216,7 @@ def _check_key(schema: TableSchema, changes: pa.RecordBatch, image: str) -> None
 
 
 def published_schema(schema: TableSchema) -> pa.Schema:
-    """Columns of a change as published, typed by the table's schema."""
+    """Return the columns of a change as published, typed by the table's schema."""
     changes = schema.changes
     return pa.schema(
         [
@@ -229,7 +229,7 @@ def published_schema(schema: TableSchema) -> pa.Schema:
 
 
 def verified_rows(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows as batches of bounded size, if they keep the schema's promises."""
+    """Yield the rows in bounded batches. Raises ArtifactCorruptError if they break the schema."""
     try:
         yield from bounded(conform(batch, schema))
     except InvalidError as error:
@@ -237,7 +237,7 @@ def verified_rows(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.Recor
 
 
 def verified_changes(batch: pa.RecordBatch, schema: TableSchema) -> Iterator[pa.RecordBatch]:
-    """Published columns as change batches of bounded size, if they follow the rules of a diff."""
+    """Yield published columns as bounded change batches. Raises if they break a rule of diffs."""
     before, after = batch["old"], batch["new"]
     truncates = pc.fill_null(pc.equal(batch["action"], "TRUNCATE"), False)
     images = dict(
@@ -256,7 +256,7 @@ def verified_changes(batch: pa.RecordBatch, schema: TableSchema) -> Iterator[pa.
 
 
 def _key_from_text(key: pa.Array, truncates: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A published DELETE may have no image; the text of a single key is its value."""
+    """Return keys parsed from text, because a published DELETE may have no image."""
     try:
         text = pc.if_else(truncates, None, key)
         return text.cast(kind) if pa.types.is_integer(kind) else restored(text, kind)
@@ -265,7 +265,7 @@ def _key_from_text(key: pa.Array, truncates: pa.Array, kind: pa.DataType) -> pa.
 
 
 def verified(changes: pa.RecordBatch, schema: TableSchema) -> Iterator[pa.RecordBatch]:
-    """Change batches of bounded size, if they follow the rules of a diff."""
+    """Yield change batches of bounded size. Raises ArtifactCorruptError if they break a rule."""
     try:
         yield from bounded(check_changes(schema, changes))
     except InvalidError as error:

@@ -1,9 +1,9 @@
-"""Batches brought into exactly the layout of a schema, or refused; values never change.
+"""Brings batches into exactly the layout of a schema, or rejects them. Values never change.
 
-Used where batches come in from a caller, and where files of an older schema are read under a newer
-one: absent nullable columns become null, narrower types widen.
+Used where batches arrive from a caller, and where files of an older schema are read under a newer
+one: absent nullable columns become null, and narrower types widen.
 
-Arrow lets null slots hide values and slices share buffers. What these functions return has neither:
+Arrow lets null slots hide values and slices share buffers. The arrays returned here do neither:
 lengths are zero where a list is null, and hidden values are dropped.
 """
 
@@ -24,7 +24,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 def as_list(array: pa.Array) -> pa.Array:
-    """A map as the list of structs that it is; a list as it is."""
+    """Return a map as its list of structs, and a list unchanged."""
     if not pa.types.is_map(array.type):
         return array
     kind = array.type
@@ -33,7 +33,7 @@ def as_list(array: pa.Array) -> pa.Array:
 
 
 def list_lengths(array: pa.Array) -> Lengths:
-    """The length of every list, zero where it is null."""
+    """Return the length of every list, zero where it is null."""
     lengths = pc.fill_null(pc.list_value_length(array), 0)
     counts: Lengths = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     return counts
@@ -48,7 +48,7 @@ def offsets_of(lengths: Lengths) -> pa.Array:
 def build_list(
     lengths: Lengths, values: pa.Array, kind: pa.DataType, nulls: pa.Array | None
 ) -> pa.Array:
-    """The list or map of these lengths; `values` of a map are structs of key and value."""
+    """Return a list or map with these lengths. `values` of a map are structs of key and value."""
     offsets = offsets_of(lengths)
     if pa.types.is_map(kind):
         keys, items = values.field(0), values.field(1)
@@ -57,7 +57,7 @@ def build_list(
 
 
 def struct_children(array: pa.Array) -> list[pa.Array]:
-    """The children, null wherever the struct is."""
+    """Return the struct's children, null wherever the struct is."""
     return list(array.flatten())
 
 
@@ -68,12 +68,12 @@ def build_struct(
 
 
 def nulls_of(array: pa.Array) -> pa.Array | None:
-    """Which values are null; None without nulls."""
+    """Return a mask of the null values, or None if there are none."""
     return array.is_null() if array.null_count else None
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch under `schema`; InvalidError names the column that does not fit and why."""
+    """Return the batch under `schema`. Raises InvalidError naming the unfit column and the reason."""
     if batch.schema.names != schema.names or batch.schema.types != schema.types:
         batch = cast_batch(batch, schema)
     elif batch.schema != schema or batch.schema.metadata:
@@ -90,7 +90,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the schema's columns and types; what they promise is not checked."""
+    """Return the batch with the schema's columns and types. Does not check nullability or map keys."""
     children = _matching(batch.schema, batch.columns, schema, len(batch), "")
     return pa.RecordBatch.from_arrays(children, schema=schema)
 
@@ -102,7 +102,7 @@ def _matching(
     rows: int,
     path: str,
 ) -> list[pa.Array]:
-    """A column for every wanted field, by name; other columns are refused."""
+    """Return a column for every wanted field, by name. Rejects other columns."""
     column_of = {field.name: column for field, column in zip(have, columns, strict=True)}
     names = {field.name for field in want}
     if unknown := [path + name for name in column_of if name not in names]:
@@ -141,7 +141,7 @@ def _cast_array(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
 def _cast_list(array: pa.Array, inner: pa.DataType, kind: pa.DataType, path: str) -> pa.Array:
     values = array.flatten()
     if pa.types.is_struct(inner) and pa.types.is_struct(values.type):
-        # Entries of a map may be named differently, but never have another order.
+        # Map entries may have different field names, but always the same order.
         fields = _renamed(values.type, inner, kind)
         values = build_struct(struct_children(values), fields, nulls_of(values))
     return build_list(list_lengths(array), _cast_array(values, inner, path), kind, nulls_of(array))
@@ -154,7 +154,7 @@ def _renamed(have: pa.DataType, want: pa.DataType, kind: pa.DataType) -> list[pa
 
 
 def check_values(array: pa.Array, field: pa.Field, excused: int, path: str) -> None:
-    """Refuse nulls in fields that are not nullable, and maps that hold a key twice.
+    """Reject nulls in fields that are not nullable, and maps with a repeated key.
 
     `excused` nulls are allowed because the struct around them is null.
     """
@@ -180,15 +180,15 @@ def _has_rules(kind: pa.DataType) -> bool:
 
 
 def has_map(kind: pa.DataType) -> bool:
-    """Whether the type contains a map."""
+    """Return whether the type contains a map."""
     fields = [kind.field(i) for i in range(kind.num_fields)]
     return pa.types.is_map(kind) or any(has_map(field.type) for field in fields)
 
 
 def sorted_maps(array: pa.Array) -> pa.Array:
-    """The same values, every map sorted by key, so that equal maps give equal bytes.
+    """Return the same values with every map sorted by key, so that equal maps give equal bytes.
 
-    A repeated key is refused: in JSON, and in most languages, one of them would win.
+    Rejects repeated keys: in JSON, and in most languages, one of them would win.
     """
     kind = array.type
     if not has_map(kind):
@@ -216,7 +216,7 @@ def _sorted_entries(lists: pa.Array, entries: pa.Array, kind: pa.DataType) -> pa
 
 
 def values_of(array: pa.Array) -> tuple[Bytes, Lengths]:
-    """The bytes of all values of a string or binary column in a row, and their lengths."""
+    """Return the concatenated bytes of a string or binary column's values, and the values' lengths."""
     filled = pc.fill_null(array, b"" if pa.types.is_binary(array.type) else "")
     _, offsets, data = filled.buffers()
     bounds = np.frombuffer(offsets, np.int32)[filled.offset : filled.offset + len(filled) + 1]

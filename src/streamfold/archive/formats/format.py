@@ -1,10 +1,10 @@
-"""The seam between an archive and the files it consists of: formats, compression, the registry.
+"""The interface between an archive and its files: formats, compression, the registry.
 
 A format turns batches into bytes and back, for bases (rows) and diffs (changes). It is synchronous
-and knows no storage: it runs in a thread of a service as well as in a Spark executor.
+and independent of storage: it runs in a service's thread as well as in a Spark executor.
 
-Whole files are compressed and decompressed as streams. The same input gives the same bytes: gzip has
-no time and no name in its header. Both kinds carry a checksum of the content.
+Whole files are compressed and decompressed as streams. The same input gives the same bytes: gzip
+has no time and no name in its header. Both compressions carry a checksum of the content.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-#: zlib level: 1 is five times as fast as 9 and a tenth larger on rows of JSON.
+#: zlib level: 1 is five times as fast as 9 and gives a tenth more bytes for JSON rows.
 GZIP_LEVEL = 1
 #: zstd's own default.
 ZSTD_LEVEL = 3
-#: Binary logarithm of the bytes of history that a decoder keeps at most, 128 MiB; level 3 needs 2 MiB.
+#: log2 of the maximum history, in bytes, that a decoder retains: 128 MiB. Level 3 needs 2 MiB.
 ZSTD_WINDOW_LOG_MAX = 27
-#: Bytes of zstd taken at once.
+#: Bytes of compressed input per zstd call.
 ZSTD_STEP = 16 << 10
 
 
 class FileCompression(enum.StrEnum):
-    """How a whole file is compressed; the value is what the manifest says."""
+    """How a whole file is compressed. The value is the manifest's."""
 
     NONE = "none"
     GZIP = "gzip"
@@ -55,7 +55,7 @@ class FileCompression(enum.StrEnum):
 
 @contextmanager
 def compress_stream(sink: BinaryIO, compression: FileCompression) -> Iterator[BinaryIO]:
-    """A sink whose bytes arrive compressed in `sink`, complete when the block ends well."""
+    """Yield a sink whose bytes arrive compressed in `sink`. They are complete if the block succeeds."""
     match compression:
         case FileCompression.NONE:
             yield sink
@@ -69,12 +69,12 @@ def compress_stream(sink: BinaryIO, compression: FileCompression) -> Iterator[Bi
                 parameter.checksum_flag: 1,
             }
             with zstd.ZstdFile(sink, "wb", options=options) as file:
-                file.write(b"")  # a file without content is a frame too
+                file.write(b"")  # a file without content is a frame, too
                 yield cast("BinaryIO", file)
 
 
 def decompress_stream(source: BinaryIO, compression: FileCompression, size: int) -> Iterator[bytes]:
-    """The content in blocks of at most `size` bytes; cut or changed input is refused."""
+    """Yield the content in blocks of at most `size` bytes. Rejects truncated or changed input."""
     match compression:
         case FileCompression.NONE:
             yield from iter(lambda: source.read(size), b"")
@@ -99,7 +99,7 @@ def _unpacked_gzip(source: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(source: BinaryIO, size: int) -> Iterator[bytes]:
-    """One frame to its end; the library's own reader would silently accept truncated input."""
+    """Yield one whole frame. The library's own reader would silently accept truncated input."""
     window: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
     decoder = zstd.ZstdDecompressor(options=window)
     content = io.BytesIO()
@@ -120,91 +120,91 @@ def _unpacked_zstd(source: BinaryIO, size: int) -> Iterator[bytes]:
         yield content.getvalue()
 
 
-#: Rows and bytes of Arrow data in a batch at most: what a reader and a writer hold in memory.
+#: Maximum rows and bytes of Arrow data in a batch, which bound a reader's and a writer's memory.
 BATCH_ROWS_MAX = 1 << 16
 BATCH_BYTES_MAX = 16 << 20
 
 
 @runtime_checkable
 class Format(Protocol):
-    """One way to write a table as a file; stateless, picklable, safe to share between threads.
+    """One way to write a table as a file. Stateless, picklable, and safe to share between threads.
 
     The same rows in the same order give the same bytes. Row batches have `schema.arrow`, change
-    batches `schema.changes`. Batches that do not fit the schema are refused with InvalidError and
-    nothing is left out; bytes that cannot be understood raise ArtifactCorruptError.
+    batches `schema.changes`. Batches that do not fit the schema raise InvalidError, and nothing is
+    left out. Undecodable bytes raise ArtifactCorruptError.
 
-    Subclass it: what a format can do besides has a default here.
+    Subclass it: optional features have defaults here.
     """
 
     @property
     def id(self) -> str:
-        """What the manifest calls it, the same whatever the compression."""
+        """The format's name in manifests, the same whatever the compression."""
         ...
 
     @property
     def compression(self) -> str:
-        """none | gzip | zstd: whether the whole file is compressed, as the manifest records it."""
+        """The compression of the whole file, as the manifest records it: none, gzip or zstd."""
         ...
 
     @property
     def extension(self) -> str:
-        """End of an object key, with the dot."""
+        """The end of an object key, with the dot."""
         ...
 
     @property
     def reads_row_groups(self) -> bool:
-        """Whether files are Parquet ones, of which readers may take row groups and columns."""
+        """Whether files are Parquet, so that readers may read single row groups and columns."""
         return False
 
     def for_hashed_file(self) -> Format:
-        """The format for a file whose hash was checked: it need not check the file once more."""
+        """Return the format for a file whose hash was checked, which need not be checked again."""
         return self
 
     def for_published_readers(self) -> Format | None:
-        """The format as Laredo's reader decodes it, keys included; None if it cannot."""
+        """Return the format as Laredo's reader decodes it, including keys, or None if it cannot."""
         return None
 
     def write_rows(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        """Write a base to a sink that need not seek; return the number of rows."""
+        """Write a base to a sink that need not be seekable, and return the number of rows."""
         ...
 
     def write_changes(
         self, sink: BinaryIO, schema: TableSchema, batches: Iterable[pa.RecordBatch]
     ) -> int:
-        """Write a diff to a sink that need not seek; return the number of changes."""
+        """Write a diff to a sink that need not be seekable, and return the number of changes."""
         ...
 
     def read_rows(
         self, source: BinaryIO, schema: TableSchema | None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """A base in batches, of `columns` in that order where given, from a source that can seek.
+        """Yield a base in batches, from a seekable source. `columns` selects and orders columns.
 
         `schema` is the one that the manifest names for the artifact. Without one, the file's own is
-        used, or types are inferred where the format has none.
+        used, or types are inferred if the format has none.
         """
         ...
 
     def read_changes(
         self, source: BinaryIO, schema: TableSchema | None
     ) -> Iterator[pa.RecordBatch]:
-        """A diff in batches, from a source that can seek.
+        """Yield a diff in batches, from a seekable source.
 
-        Where neither the caller nor the file has a schema, key is struct<key: string>, the
-        published text form of a key.
+        If neither the caller nor the file has a schema, key is struct<key: string>, the published
+        text form of a key.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatType(Extension):
-    """Declares a format; the id is that of manifests and of `formats` in configurations."""
+    """Declares a format. Its id is used in manifests and in `formats` in configurations."""
 
     open: Callable[[FileCompression], Format]
-    #: How whole files may be compressed; `<id>.gz` and `<id>.zst` in configurations.
+    #: How whole files may be compressed: `<id>.gz` and `<id>.zst` in configurations.
     compressions: tuple[FileCompression, ...] = (FileCompression.NONE,)
-    #: Readers take the format with the lowest of those that an artifact exists in.
+    #: Relative cost of reading. Readers choose the cheapest format in which an artifact exists.
     read_cost: int = 50
 
 
@@ -225,7 +225,7 @@ FORMATS = Registry(
 
 
 def format_of(format_id: str, compression: str = "none") -> Format:
-    """The format of this id; InvalidError when it is unknown, or cannot be compressed that way."""
+    """Return the format with this id. Raises InvalidError if it or the compression is not supported."""
     if format_id in FORMATS:
         kind = FORMATS.get(format_id)
         if compression in kind.compressions:
@@ -237,7 +237,7 @@ def format_of(format_id: str, compression: str = "none") -> Format:
 
 
 def format_names() -> Iterator[str]:
-    """What configurations call formats: their ids, then those that are compressed as a whole."""
+    """Yield the formats' names in configurations: their ids, then the compressed variants."""
     yield from FORMATS.ids()
     for kind in FORMATS:
         yield from (
@@ -246,7 +246,7 @@ def format_names() -> Iterator[str]:
 
 
 def parse_format_name(name: str) -> tuple[str, str]:
-    """The id and the compression of `jsonl.gz` and the like; any other name is an id."""
+    """Return the id and compression in a name such as `jsonl.gz`. Any other name is an id."""
     for compression in FileCompression:
         format_id = name.removesuffix(compression.extension)
         if compression.extension and format_id != name and format_id in FORMATS:

@@ -1,7 +1,7 @@
-"""Parquet: what analytical engines read directly, columns and row groups at a time.
+"""Parquet, which analytical engines read directly, by column and row group.
 
-zstd pages with checksums, statistics per row group, the table's schema in the file's metadata. The
-footer depends on the rows, the schema and the version of pyarrow only.
+Pages are zstd with checksums, row groups have statistics, and the file's metadata has the table's
+schema. The footer depends only on the rows, the schema and the version of pyarrow.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.errors import InvalidError
 from streamfold.undecodable import UNDECODABLE
 
-#: Rows and bytes of values in a row group: what a writer holds, and what a reader can skip by
-#: statistics.
+#: Maximum rows and bytes of values in a row group, which a writer holds in memory and a reader can
+#: skip by statistics.
 ROW_GROUP = PieceLimits(rows=128 << 10, size=32 << 20)
 
-#: Digits up to which Parquet files read back as decimal128.
+#: Maximum digits that Parquet files read back as decimal128.
 DECIMAL128_DIGITS = 38
 
-#: Rows that are looked at to choose how a column is encoded.
+#: Rows examined to choose how a column is encoded.
 SAMPLE_ROWS = 4096
 
-#: Schemas that are kept parsed: nearly all files of a table have the same.
+#: Parsed schemas to cache. Nearly all files of a table have the same.
 SCHEMAS_KEPT = 64
 
-#: Where the file's metadata holds the schema, as the manifest does, and its id.
+#: Metadata keys of the file's schema, in the manifest's form, and of the schema's id.
 SCHEMA_KEY, SCHEMA_ID_KEY = b"streamfold.schema", b"streamfold.schema_id"
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetFormat(Format):
-    """Exact for every type; a file holds its own schema."""
+    """Exact for every type. Each file holds its own schema."""
 
-    #: Whether a reader checks page checksums; not needed if the file's hash was checked.
+    #: Whether a reader checks page checksums. Unnecessary if the file's hash was checked.
     page_checksums: bool = True
 
     id = "parquet"
@@ -116,7 +116,7 @@ def _write(
         use_dictionary=[] if first is None else list(repeating(first.to_struct_array())),
         write_statistics=True,
         write_page_checksum=True,
-        store_schema=False,  # pyarrow's own form of the schema, which no other reader knows
+        store_schema=False,  # pyarrow's own form of the schema, which no other reader understands
         version="2.6",
     ) as writer:
         for group in chain([] if first is None else [first], groups):
@@ -128,7 +128,7 @@ def _write(
 
 
 def loosened(kind: pa.DataType) -> pa.DataType:
-    """The type with nullable parts: pyarrow writes no required field below a struct that is null."""
+    """Return the type with nullable parts: pyarrow cannot write required fields below a null struct."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, loosened(f.type)) for f in kind])
     if pa.types.is_map(kind):
@@ -137,9 +137,10 @@ def loosened(kind: pa.DataType) -> pa.DataType:
 
 
 def repeating(rows: pa.Array, path: str = "") -> Iterator[str]:
-    """Text columns for which a dictionary pays, judged by the first rows.
+    """Yield the text columns for which a dictionary pays off, judged by the first rows.
 
-    For the others it would be built, found too large, and dropped, row group by row group.
+    For other columns it would be built, found too large, and dropped, in one row group after
+    another.
     """
     for field, column in zip(rows.type, rows.slice(0, SAMPLE_ROWS).flatten(), strict=True):
         if pa.types.is_struct(field.type):
@@ -154,18 +155,18 @@ def _repeats(column: pa.Array) -> bool:
 
 @contextmanager
 def _opened(source: BinaryIO, checked: bool) -> Iterator[pq.ParquetFile]:
-    """The file; any error of Arrow while it is read means that its bytes are corrupt."""
+    """Open the file. Any Arrow error while reading it means that its bytes are corrupt."""
     try:
         source.seek(0)
         yield pq.ParquetFile(source, page_checksum_verification=checked, pre_buffer=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None or isinstance(error, MemoryError):
-            raise  # the storage or memory failed, not the file
+            raise  # storage or memory failed, not the file
         raise ArtifactCorruptError(f"the Parquet file cannot be read: {error}") from None
 
 
 def _batches(file: pq.ParquetFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Row group by row group, in batches that are small however wide the rows are."""
+    """Yield one row group after another, in batches that are small however wide the rows are."""
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     _check_count("file", file.metadata.num_rows, sum(group.num_rows for group in groups))
     for number, group in enumerate(groups):
@@ -174,7 +175,7 @@ def _batches(file: pq.ParquetFile, names: Sequence[str]) -> Iterator[pa.RecordBa
         seen = 0
         for batch in file.iter_batches(rows, row_groups=[number], columns=list(names)):
             seen += len(batch)
-            # A name with a dot is also the path of a field in a struct, which comes along then.
+            # A name with a dot is also the path of a struct field, which pyarrow then reads too.
             yield batch.select(list(names))
         _check_count(f"row group {number}", group.num_rows, seen)
 
@@ -192,7 +193,7 @@ def _check_types(file: pq.ParquetFile, arrow: pa.Schema) -> None:
 
 
 def visible(kind: pa.DataType) -> pa.DataType:
-    """What Parquet itself keeps of a type: that a timestamp has a zone, but not which."""
+    """Return the part of a type that Parquet itself stores: whether there is a zone, but not which."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp(kind.unit, "UTC" if kind.tz else None)
     if pa.types.is_struct(kind):
@@ -207,7 +208,7 @@ def visible(kind: pa.DataType) -> pa.DataType:
 
 
 def _check_columns(file: pq.ParquetFile, arrow: pa.Schema) -> set[str]:
-    """Columns that the file lacks; ArtifactCorruptError when it has others than the schema."""
+    """Return the columns that the file lacks. Raises ArtifactCorruptError if it has unknown ones."""
     have = file.schema_arrow.names
     if unknown := [name for name in have if name not in arrow.names]:
         raise ArtifactCorruptError(f"columns {unknown} of the file are not in the schema")
@@ -221,7 +222,7 @@ def _selected(arrow: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 
 def _stored_schema(file: pq.ParquetFile) -> TableSchema | None:
-    """The schema in the file's metadata; None in files of other writers."""
+    """Return the schema in the file's metadata, or None in files of other writers."""
     metadata = file.metadata.metadata or {}
     if SCHEMA_KEY not in metadata:
         return None

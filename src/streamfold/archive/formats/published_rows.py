@@ -1,9 +1,10 @@
 """Keys and rows as Laredo's reader needs them, and types for files without a schema.
 
-It keeps rows by the text of their keys: `%v` of Go for one key field, `[a b]` for several. It makes the
-text of a base's rows itself, from values as its decoders give them, and takes that of changes from the
-file. So the file must have the text that Go prints: 1e+06 for the integer 1000000, which is a double
-there. Keys of which two could have the same text are refused: one row would replace the other.
+Laredo's reader identifies rows by the text of their keys: Go's `%v` for one key field, `[a b]` for
+several. It makes the text for a base's rows itself, from values as its decoders return them, and
+takes the text for changes from the file. So the file must have the text that Go prints, such as
+1e+06 for the integer 1000000, which Go decodes to a double. Keys that could have the same text as
+another key are rejected, because one row would replace the other.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from streamfold.archive.formats.jsonl.json_values import EXACT_IN_DOUBLE
 from streamfold.archive.schema import ACTIONS, TableSchema
 from streamfold.errors import InvalidError
 
-#: Digits of the longest integers that Go prints without an exponent.
+#: Maximum digits of integers that Go prints without an exponent.
 _PLAIN_DIGITS = 6
-#: Characters of a value that a message shows.
+#: Maximum characters of a value shown in a message.
 _SHOWN = 80
 
 
 def published_key_text(key: pa.Array, *, exact: bool) -> pa.Array:
-    """The text of every key, null where the key is; InvalidError for keys that are ambiguous.
+    """Return every key's text, null where the key is null. Raises InvalidError for ambiguous keys.
 
-    `exact` says that the format writes integers that a double cannot hold as text.
+    `exact` says whether the format writes integers that a double cannot hold as text.
     """
     children = struct_children(key)
     _check_keys(list(key.type), children, exact)
@@ -42,13 +43,13 @@ def published_key_text(key: pa.Array, *, exact: bool) -> pa.Array:
 
 
 def check_published_rows(schema: TableSchema, rows: pa.RecordBatch, *, exact: bool) -> None:
-    """Refuse rows of which Laredo's reader would take two for one."""
+    """Reject rows that Laredo's reader could mistake for each other."""
     fields = [schema.arrow.field(name) for name in schema.key_fields]
     _check_keys(fields, [rows[field.name] for field in fields], exact)
 
 
 def check_published_size(encoded: pa.Array, limit: int, form: str) -> None:
-    """Refuse a row or change that is longer than Laredo's reader takes, in bytes."""
+    """Reject a row or change with more bytes than Laredo's reader accepts."""
     longest = pc.max(pc.binary_length(encoded)).as_py() or 0
     if longest >= limit:
         raise InvalidError(
@@ -88,7 +89,7 @@ def _fits_double(column: pa.Array) -> pa.Array:
 
 
 def _printed(column: pa.Array) -> pa.Array:
-    """The text of every value; an integer as Go prints the double that it is decoded to."""
+    """Return every value's text. An integer's is that of the double to which Go decodes it."""
     text, _ = plain_text(column)
     if not pa.types.is_integer(column.type) or not len(column):
         return text
@@ -106,16 +107,17 @@ def _printed(column: pa.Array) -> pa.Array:
         "e+",
         pc.utf8_lpad(pc.subtract(lengths, 1).cast(pa.string()), 2, "0"),
     )
-    # Beyond 2^53 the format has the digits as text.
+    # Beyond 2^53 the format stores the digits as text.
     is_long = pc.and_(pc.greater(lengths, _PLAIN_DIGITS), _fits_double(column))
     return pc.if_else(is_long, long, text)
 
 
 def inferred_schema(blocks: Iterable[Sequence[dict[str, Any]]]) -> pa.Schema:
-    """The columns of all rows, in the order in which they are first seen.
+    """Return the columns of all rows, in the order of their first appearance.
 
-    Integers stay integers as long as 64 bits hold them; a column that mixes them with other numbers is
-    a double. Types are not guessed from text: dates and numbers in strings stay strings.
+    Integers stay integers. One beyond signed 64 bits raises ArtifactCorruptError. A column that
+    mixes integers with other numbers becomes double. Types are not guessed from text: dates and
+    numbers in strings stay strings.
     """
     schema = pa.schema([])
     for rows in blocks:
@@ -130,12 +132,12 @@ def inferred_schema(blocks: Iterable[Sequence[dict[str, Any]]]) -> pa.Schema:
 
 
 def _merged_names(rows: Sequence[dict[str, Any]]) -> dict[str, None]:
-    """A row of nulls with every name: Arrow looks for columns in the first row only."""
+    """Return a row of nulls with every name, because Arrow looks for columns only in the first row."""
     return dict.fromkeys(name for row in rows for name in row)
 
 
 def _without_null(kind: pa.DataType) -> pa.DataType:
-    """Columns that hold only nulls become strings."""
+    """Return the type, with string in place of null for columns that hold only nulls."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):
@@ -150,7 +152,7 @@ def inferred_batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Reco
 
 
 def selected(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """These columns of an inferred schema, in the order asked for."""
+    """Return these columns of an inferred schema, in the requested order."""
     if columns is None:
         return schema
     if not columns or any(name not in schema.names for name in columns):
@@ -163,9 +165,10 @@ def selected(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
 def inferred_changes(
     objects: Callable[[], Iterable[list[dict[str, Any]]]],
 ) -> Iterator[pa.RecordBatch]:
-    """Published changes `action, key, old, new`; `objects` is called twice, as the file is read twice.
+    """Yield published changes `action, key, old, new`.
 
-    Types must be known for the whole file before the first change is yielded.
+    Types must be known for the whole file before the first change is yielded, so `objects` is
+    called twice and the file read twice.
     """
 
     def changes() -> Iterator[list[dict[str, Any]]]:
@@ -179,7 +182,7 @@ def inferred_changes(
 
 
 def foreign_change(row: dict[str, Any]) -> dict[str, Any]:
-    """A change as written, without a schema: the key is the published text."""
+    """Return a change as written, without a schema. Its key is the published text."""
     action, key = row.get("action"), row.get("key")
     before, after = row.get("old"), row.get("new")
     if action not in ACTIONS:
@@ -192,7 +195,7 @@ def foreign_change(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def foreign_changes_schema(row: pa.Schema) -> pa.Schema:
-    """The Arrow schema of changes whose key fields are unknown."""
+    """Return the Arrow schema of changes whose key fields are unknown."""
     image = pa.struct(list(row))
     return pa.schema(
         [

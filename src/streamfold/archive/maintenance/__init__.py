@@ -1,1 +1,1 @@
-"""Keeping archives in order: garbage collection, export, listing and verification."""
+"""Archive maintenance: garbage collection, export, listing and verification."""

@@ -1,7 +1,7 @@
 """Copies an archive to another folder, as a complete archive.
 
-An existing copy is brought forward: only files that it lacks are sent. Files go first, the manifest
-last, with the URIs of the new folder.
+An existing copy is brought forward: only files that it lacks are sent. The files go first, and the
+manifest last, with the new folder's URIs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was sent, and the manifest of the copy."""
+    """The files sent, and the copy's manifest."""
 
     manifest: Manifest
     files: int
@@ -35,9 +35,11 @@ class ExportReport:
 async def export_archive(
     archive: Archive, target: Destination, on_file: Callable[[Part], None] | None = None
 ) -> ExportReport:
-    """Copy all live files and then the manifest; `on_file` is called with each file that the copy has.
+    """Copy all live files and then the manifest.
 
-    Every file is checked on the way. Raises `CommitConflictError` if the folder holds another archive.
+    Skips files that the copy already has in the same size, and verifies every file that it sends.
+    `on_file` is called with each file that the copy has. Raises `CommitConflictError` if the folder
+    holds another archive.
     """
 
     async def copy() -> ExportReport:
@@ -57,7 +59,7 @@ async def export_archive(
 
 
 def _check_same(archive: Archive, stored: StoredManifest | None, uri: str) -> None:
-    """Refuse a folder that is another archive's, before anything is sent there."""
+    """Reject a folder that belongs to another archive, before anything is sent there."""
     if stored and not (
         stored.manifest.table == archive.manifest.table
         and are_versions(stored.manifest, archive.manifest, archive.order)

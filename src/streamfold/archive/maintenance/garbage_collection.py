@@ -1,13 +1,13 @@
-"""Collection: old epochs leave the manifest, and unreachable files are deleted from storage.
+"""Garbage collection: removes old epochs from the manifest and deletes unreachable files.
 
-The order is what makes it safe. First a commit removes an epoch from the manifest and records
-its files as retired at that time. Only when they have been retired for the whole
-grace period are they deleted, so a reader that planned before has that long. Files that were never
-committed (a writer crashed, or lost a race) are deleted when they are older than the grace period,
-by the storage's own clock. After an unknown outcome nothing is deleted.
+The order makes it safe. First, a commit removes an epoch from the manifest and records its files as
+retired at that time. They are deleted only after they have been retired for the whole grace period,
+so a reader with an earlier plan has that much time. Files that were never committed, because a
+writer crashed or lost a race, are deleted once they are older than the grace period by the
+storage's own clock. After an unknown outcome nothing is deleted.
 
-Names of the published layout are used again when an artifact is written once more. There, files that
-were never committed stay until a later epoch begins: from then on no writer writes them.
+In the published layout, a rewritten artifact reuses its names. There, files that were never
+committed stay until a later epoch begins: from then on no writer writes them.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from streamfold.archive.write.commit import Committed, Conflict, ManifestCommit
 from streamfold.blob import BlobMeta
 from streamfold.errors import InvalidError
 
-#: Much longer than any artifact takes to write, and than any reader takes to read what it planned.
+#: Much longer than a writer takes to write an artifact, or a reader to read what it planned.
 DEFAULT_GRACE = timedelta(days=1)
-#: Prefixes of the names of artifacts, and of what a crashed self-test leaves; nothing else in the
-#: folder is deleted.
+#: Prefixes of artifacts, and of files that a crashed self-test leaves. Nothing else in the folder
+#: is deleted.
 COLLECTED = ("epoch=", PROBE)
 _EPOCH = re.compile(r"epoch=(\d+)/")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What stays: at least `keep_epochs` of the newest, and those replaced less than `max_age` ago.
+    """Retains at least the newest `keep_epochs`, and epochs replaced less than `max_age` ago.
 
-    With neither, every epoch stays.
+    With neither, every epoch is retained.
     """
 
     keep_epochs: int | None = None
@@ -77,7 +77,7 @@ class UnreachableFile:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection did, or would do."""
+    """The results of a collection, or of its dry run."""
 
     epochs: tuple[int, ...]
     files: tuple[UnreachableFile, ...]
@@ -86,14 +86,14 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """What must stay in a destination."""
+    """The paths that must stay in a destination."""
 
     paths: frozenset[str]
-    #: The first epoch whose names a writer may use again, in the published layout.
+    #: First epoch whose names a writer may reuse, in the published layout.
     rewritten_from: int | None = None
 
     def may_be_rewritten(self, path: str) -> bool:
-        """Whether a writer may write this file anew and commit it while it is being deleted."""
+        """Return whether a writer could rewrite and commit this file while it is being deleted."""
         epoch = _EPOCH.match(path)
         return self.rewritten_from is not None and (
             epoch is not None and int(epoch[1]) >= self.rewritten_from
@@ -101,7 +101,7 @@ class Reachable:
 
 
 class Collector:
-    """Prunes and deletes for one archive; may run beside its writer, on any machine."""
+    """Prunes and deletes for one archive. May run beside its writer, on any machine."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Collector:
     async def pin(
         self, pin_id: str, epoch: int, lifetime: timedelta, reason: str | None = None
     ) -> Manifest:
-        """Keep an epoch for `lifetime`; every pin expires, so that no dead reader keeps it."""
+        """Protect an epoch for `lifetime`. Every pin expires, so no dead reader holds it forever."""
         if lifetime <= timedelta(0):
             raise InvalidError(f"pin {pin_id!r} has a lifetime of {lifetime}: it must be above 0")
         now = self._now()
@@ -134,7 +134,7 @@ class Collector:
         return await self._commit(await self._read(), AddPin(pin))
 
     async def unpin(self, pin_id: str) -> Manifest:
-        """Let an epoch go."""
+        """Remove a pin, which releases its epoch."""
         return await self._commit(await self._read(), RemovePin(pin_id))
 
     async def collect(
@@ -145,7 +145,7 @@ class Collector:
         on_found: Callable[[Sequence[UnreachableFile]], None] | None = None,
         on_deleted: Callable[[UnreachableFile], None] | None = None,
     ) -> Collected:
-        """Prune what `retention` does not keep, and delete what is out of reach and out of grace.
+        """Prune epochs outside `retention`, and delete files unreachable beyond the grace period.
 
         `on_found` is called once with all files to delete, `on_deleted` with each deleted file.
         """
@@ -169,9 +169,9 @@ class Collector:
         return Collected(epochs, tuple(doomed), dry_run)
 
     async def _forget_in_delta_logs(self) -> None:
-        """Remove pruned epochs from Delta logs; while that fails, no file is deleted.
+        """Remove pruned epochs from Delta logs. If that fails, no file is deleted.
 
-        A log that is behind gets its newest version first, so no reader of it loses files.
+        A log that is behind first gets its newest version, so none of its readers loses files.
         """
         for destination in self._destinations:
             if await has_delta_log(destination):
@@ -188,7 +188,7 @@ class Collector:
         Files are listed before manifests are read, so a concurrent commit's files count as live.
         """
         with name_destination_on_error(destination.uri):
-            # A dry run writes nothing, so it has to trust this machine's clock.
+            # A dry run writes nothing, so it must trust this machine's clock.
             clock = self._now() if dry_run else await self._clock(destination)
             old = [
                 meta
@@ -206,7 +206,7 @@ class Collector:
         ]
 
     async def _reachable(self, destination: Destination, grace: timedelta) -> Reachable | None:
-        """Return the paths that any manifest still names; None if one is missing."""
+        """Return the paths that a manifest still names, or None if a manifest is missing."""
         paths: set[str] = set()
         rewritten_from: int | None = None
         for holder in {self._primary.uri: self._primary, destination.uri: destination}.values():
@@ -236,7 +236,7 @@ class Collector:
                 on_deleted(file)
 
     async def _clock(self, destination: Destination) -> datetime:
-        """Return the storage's own time, which stamps the files; ours may be wrong."""
+        """Return the storage's own time, which is on the files. This machine's clock may be wrong."""
         key = f"{PROBE}{self._new_id()}"
         await destination.blobs.put(key, b"")
         try:
@@ -268,9 +268,9 @@ class Collector:
 
 
 def prunable_epochs(manifest: Manifest, retention: Retention, now: datetime) -> tuple[int, ...]:
-    """Return the epochs that may leave the manifest: never the newest, never a pinned one.
+    """Return the epochs that may leave the manifest: never the newest, and never a pinned one.
 
-    The age of an epoch counts from the base that replaced it.
+    An epoch's age counts from the base that replaced it.
     """
     bases = [artifact for artifact in manifest.artifacts if artifact.is_base]
     pinned = {pin.epoch for pin in manifest.pins if parse_time(pin.expires_at) > now}

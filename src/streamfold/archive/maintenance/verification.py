@@ -1,4 +1,4 @@
-"""Checks everything that an archive says about itself against its files, re-bases included."""
+"""Checks everything that an archive states about itself against its files, including re-bases."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from streamfold.wording import noun
 
 Words = npt.NDArray[np.uint64]
 
-#: Rows and bytes that are hashed at once: hashing a byte of text takes about 30 bytes.
+#: Maximum rows and bytes to hash at once. Hashing a byte of text takes about 30 bytes of memory.
 AT_ONCE = PieceLimits(rows=16 << 10, size=2 << 20)
 
 
 class Fingerprint:
-    """The rows that were added so far, as their count and the sum of their hashes."""
+    """Fingerprint of the rows added so far: their count, and the sum of their hashes."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._sum = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; columns must be the same, in the same order, for all that are compared."""
+        """Add rows. All rows to compare must have the same columns in the same order."""
         for piece in pieces([batch], AT_ONCE):
             text = object_text(list(piece.schema), piece.columns)
             self._sum = (self._sum + int(_row_hashes(text).sum(dtype=np.uint64))) % (1 << 64)
@@ -62,7 +62,7 @@ class Fingerprint:
 
 
 def _row_hashes(text: pa.Array) -> Words:
-    """Return a hash of each text: its bytes, each multiplied by a number for its offset, added up."""
+    """Return a hash of each text: the sum of its bytes, each multiplied by a number for its offset."""
     data, lengths = values_of(text)
     starts = np.cumsum(lengths) - lengths
     offsets = (np.arange(len(data)) - np.repeat(starts, lengths)).astype(np.uint64)
@@ -71,7 +71,7 @@ def _row_hashes(text: pa.Array) -> Words:
 
 
 def _mixed(words: Words) -> Words:
-    """Return words of which every bit depends on all bits given (splitmix64)."""
+    """Return mixed words, where every bit depends on all input bits (SplitMix64)."""
     words = words + np.uint64(0x9E37_79B9_7F4A_7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
@@ -81,7 +81,7 @@ def _mixed(words: Words) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """The same table twice: by the chain of one epoch, and as the base of the next."""
+    """The same table twice: from the chain of one epoch, and as the next epoch's base."""
 
     old: TablePlan
     new: TablePlan
@@ -92,13 +92,13 @@ class Rebase:
         return next(self.new.base.parts()).path
 
     def paths(self) -> set[str]:
-        """Every file of both."""
+        """Return the paths of all files on both sides."""
         artifacts = (*self.old.artifacts, self.new.base)
         return {part.path for artifact in artifacts for part in artifact.parts()}
 
 
 def rebases_of(manifest: Manifest) -> Iterator[Rebase]:
-    """Yield every base to which the epoch before it leads; one after a gap is left out."""
+    """Yield every base that the previous epoch leads to. Omits a base after a gap."""
     bases = [artifact for artifact in manifest.artifacts if artifact.is_base]
     for before, base in pairwise(bases):
         diffs = tuple(a for a in manifest.artifacts if a.epoch == before.epoch and not a.is_base)
@@ -108,10 +108,10 @@ def rebases_of(manifest: Manifest) -> Iterator[Rebase]:
 
 
 async def check_rebase(rebase: Rebase, files: PartFiles, decoding: Decoding) -> bool:
-    """Read both tables; False when their columns cannot be compared, for lack of a schema.
+    """Read and compare both tables. Returns False if they cannot be compared for lack of a schema.
 
-    Raises `ArtifactCorruptError` when they differ. Only columns that all artifacts have are
-    compared: a source may fill a new column without sending every row.
+    Raises `ArtifactCorruptError` if they differ. Compares only columns that all artifacts have,
+    because a source may fill a new column without sending every row.
     """
     manifest, artifacts = rebase.new.manifest, (rebase.new.base, *rebase.old.artifacts)
     schemas = [decoding.schema_of(manifest, artifact) for artifact in artifacts]
@@ -148,7 +148,7 @@ def _add(fingerprint: Fingerprint, piece: pa.Table, columns: pa.Schema) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One file, how many rows it holds, and what is wrong with it if anything is."""
+    """One file, its number of rows, and its problem, if any."""
 
     path: str
     size_bytes: int
@@ -158,20 +158,20 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was checked, and all that is wrong."""
+    """The extent of a verification, and all problems."""
 
     table: str
     head_position: str
     artifacts: int
     files: int
     size_bytes: int
-    #: Rows and changes that were decoded, in all formats.
+    #: Rows and changes decoded, in all formats.
     rows: int
-    #: Files of which the manifest states no hash: only their sizes and counts were compared.
+    #: Files without a hash in the manifest. Only their sizes and counts were compared.
     unhashed: int
     problems: tuple[Checked, ...]
-    #: Bases whose rows were compared with what the epoch before leads to, and other re-bases: after
-    #: a gap, without a schema, or with a file that cannot be read.
+    #: Bases whose rows were compared with those that the previous epoch leads to, and re-bases that
+    #: could not be compared: after a gap, without a schema, or with an unreadable file.
     compared: int = 0
     incomparable: int = 0
 
@@ -182,7 +182,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Checks every live file of one manifest, in every format, one file at a time."""
+    """Verifies every live file of one manifest, in every format, one file at a time."""
 
     manifest: Manifest
     files: PartFiles
@@ -190,7 +190,7 @@ class Verifier:
     deep: bool = False
 
     async def run(self, on_file: Callable[[Checked], None] | None = None) -> Verification:
-        """Return what was found; `on_file` is called with each checked file."""
+        """Return the verification. `on_file` is called with each checked file."""
         checked: list[Checked] = []
         parts = self.parts()
         for part, chosen in parts.values():
@@ -210,12 +210,12 @@ class Verifier:
         return await self._compare_bases(verification) if self.deep else verification
 
     async def _compare_bases(self, verification: Verification) -> Verification:
-        """Return what was found, and which bases are not what the epochs before them lead to."""
+        """Return the verification, adding re-bases whose two tables differ to the problems."""
         problems = {file.path: file for file in verification.problems}
         compared = 0
         for rebase in rebases_of(self.manifest):
             if rebase.paths() & problems.keys():
-                continue  # one of them cannot be read, which is reported already
+                continue  # one of them is unreadable, which is already reported
             try:
                 compared += await check_rebase(rebase, self.files, self.decoding)
             except ArtifactCorruptError as error:
@@ -232,7 +232,7 @@ class Verifier:
         )
 
     def parts(self) -> dict[str, tuple[Part, ChosenFiles | None]]:
-        """Return every live file once, by path, with the way to read it if one is known."""
+        """Return every live file once, by path, with the means to read it, if known."""
         parts: dict[str, tuple[Part, ChosenFiles | None]] = {}
         for artifact in self.manifest.artifacts:
             for part, chosen in self._parts_of(artifact):
@@ -269,15 +269,15 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class BucketCheck:
-    """Counts the rows of a file, and compares the bucket of each with the file's."""
+    """Counts a file's rows, and compares the bucket of each with the file's."""
 
     chosen: ChosenFiles
     keys: tuple[str, ...]
-    #: None where it is not known which keys a bucket holds.
+    #: None if it is unknown which keys a bucket holds.
     buckets: int | None = None
 
     def count(self, part: Part, source: BinaryIO) -> int:
-        """Return the rows or changes; ArtifactCorruptError if one belongs to another bucket."""
+        """Return the rows or changes. Raises ArtifactCorruptError if one belongs to another bucket."""
         rows = 0
         for batch in self._batches(part, source):
             rows += len(batch)
@@ -297,7 +297,7 @@ class BucketCheck:
         return [pc.struct_field(keys, name) for name in self.keys]
 
     def _check(self, part: Part, keys: list[pa.Array], buckets: int) -> None:
-        # A number that is no power of two is itself wrong: no key has a bucket then.
+        # A count that is not a power of two is itself wrong, because no key then has a bucket.
         possible = buckets & (buckets - 1) == 0
         wrong = bucket_numbers(keys, buckets) != part.bucket if possible else np.ones(len(keys[0]))
         if count := int(np.count_nonzero(wrong)):
@@ -313,7 +313,7 @@ def _is_of_our_hash(part: Part) -> bool:
 
 
 def _bucket_count(base: Artifact) -> int:
-    """Return into how many buckets the keys of a base and of the diffs after it are sorted."""
+    """Return the number of buckets for the keys of a base and of the diffs after it."""
     parts = next(iter(base.formats.values())).parts
     if any(part.bucket is None or not _is_of_our_hash(part) for part in parts):
         return 1

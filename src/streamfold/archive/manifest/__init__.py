@@ -1,1 +1,1 @@
-"""The manifest of an archive: its model, its JSON, its rules, and the updates that change it."""
+"""An archive's manifest: its model, its JSON, its rules, and the updates that change it."""

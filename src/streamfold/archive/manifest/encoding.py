@@ -5,8 +5,8 @@ Artifact files are named:
     epoch=<N>/snapshot-<to>-<attempt>[-b<bucket>]<extension>
     epoch=<N>/diff-<from>-<to>-<attempt>[-b<bucket>]<extension>
 
-Positions are padded, so that listings are in position order. Every try to write an artifact has a
-new attempt: no two writers, and no two tries of one writer, ever use the same name. Names in the
+Positions are padded, so listings are in position order. Each attempt to write an artifact has its
+own id, so no two writers, and no two attempts of one writer, ever use the same name. Names in the
 published layout have neither padding nor an attempt.
 """
 
@@ -41,12 +41,12 @@ from streamfold.undecodable import UNDECODABLE
 
 E = TypeVar("E", bound=ManifestObject)
 
-#: Fields that are written even when null, as the published format requires.
+#: Fields that are written even if null, as the published format requires.
 _ALWAYS = frozenset({"from_position", "artifacts", "formats"})
 
 
 def read_manifest(data: bytes, order: PositionOrder | None = None) -> Manifest:
-    """Return a manifest that keeps every rule, or raise. Unknown fields are kept.
+    """Decode a manifest and check its rules. Preserves unknown fields.
 
     `order` is needed only for positions whose order is not one of `KNOWN_ORDERS`.
     """
@@ -71,7 +71,7 @@ def write_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
-#: The JSON of artifacts that exist, by their identity: each commit writes all of them again.
+#: The JSON of existing artifacts, by identity, because each commit writes all of them again.
 _encoded: dict[int, tuple[weakref.ref[Artifact], bytes]] = {}
 
 
@@ -84,7 +84,7 @@ def _encoded_artifact(artifact: Artifact) -> bytes:
 
 
 def to_json(value: Any) -> Any:
-    """Return an entry as plain JSON values, without absent fields and with unknown ones last."""
+    """Return an entry as plain JSON values. Omits absent fields and puts unknown ones last."""
     if isinstance(value, ManifestObject):
         fields = msgspec.structs.asdict(value)
         extra = fields.pop("extra")
@@ -102,7 +102,7 @@ def to_json(value: Any) -> Any:
     return value
 
 
-# Both functions are cached: msgspec evaluates all annotations of a class on each call.
+# Both functions are cached, because msgspec evaluates all annotations of a class on each call.
 @cache
 def _field_names(kind: type[ManifestObject]) -> frozenset[str]:
     return frozenset(field.name for field in msgspec.structs.fields(kind)) - {"extra"}
@@ -153,7 +153,7 @@ def _read_files(format_id: str, raw: Any, artifact: Any) -> FormatFiles:
     files = _take(FormatFiles, raw, parts=lambda value: tuple(_take(Part, p) for p in _list(value)))
     if files.parts:
         return files
-    # Other writers list no parts: there is one file, and its name derives from the artifact.
+    # Other writers list no parts. They write one file, whose name derives from the artifact.
     try:
         path = published_path(
             format_id,
@@ -219,7 +219,7 @@ def artifact_path(
 def published_path(
     format_id: str, *, epoch: int, from_position: str | None, to_position: str
 ) -> str:
-    """Return the path that writers without `path` fields use, as the published format says."""
+    """Return the published format's path, which applies to writers without `path` fields."""
     if format_id not in PUBLISHED_EXTENSIONS:
         raise InvalidError(
             f"format {format_id!r} has no path in the manifest, and no published one"
@@ -237,5 +237,5 @@ def derived_path(epoch: int, from_position: str | None, to_position: str, extens
 
 
 def sanitised(text: str) -> str:
-    """Return `text` with every character replaced that some storage or URI would not take as is."""
+    """Return `text`, replacing every character that some storage or URI would not accept unchanged."""
     return re.sub(r"[^A-Za-z0-9._+-]", "_", text)

@@ -2,17 +2,16 @@
 
 Version 1 is a published contract: the fields `manifest_version, table, epoch, updated_at,
 head_position, artifacts` and those of an artifact never change their meaning. All others are
-additions that a reader may ignore. Unknown fields are kept in `extra` and written back unchanged.
+additions that a reader may ignore. Unknown fields are stored in `extra` and written back unchanged.
 
-`path` is relative to the folder of the manifest, so an archive may be moved or copied. `uri`
-locates the file in this destination.
+`path` is relative to the manifest's folder, so an archive may be moved or copied. `uri` locates the
+file in this destination.
 
 Our writers number their commits and give each an id, which shows whether two manifests are versions
 of one archive. Manifests by other writers have neither. Two of them are versions of one archive if
-the artifacts that both could hold are the same.
+they agree on the artifacts that both could hold.
 
-`check_manifest` has the rules. They are checked before a manifest is written, and whenever one is
-read.
+`check_manifest` enforces the rules, before a manifest is written and whenever one is read.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from streamfold.blob.blob_store import check_key
 from streamfold.errors import InvalidError
 
 MANIFEST_VERSION = 1
-#: Name of the manifest in the folder of its table.
+#: Name of the manifest in its table's folder.
 MANIFEST_KEY = "manifest.json"
 #: The `layout` of archives whose file names derive from positions alone. Others have none.
 PUBLISHED_LAYOUT = "laredo"
@@ -48,7 +47,7 @@ class Part(ManifestObject, frozen=True, kw_only=True):
     path: str
     uri: str
     size_bytes: int
-    #: Hexadecimal; None in archives by writers that record no hash.
+    #: Hexadecimal, or None in archives by writers that record no hash.
     sha256: str | None = None
     rows: int | None = None
     bucket: int | None = None
@@ -66,13 +65,14 @@ class FormatFiles(ManifestObject, frozen=True, kw_only=True):
 class SourceRange(ManifestObject, frozen=True, kw_only=True):
     """The source commits that an artifact contains, as PostgreSQL LSNs."""
 
-    #: The first commit with a change in a diff; None for a base.
+    #: The commit of the first change in a diff. None for a base.
     first: str | None = None
-    #: At the end of the artifact, the table contains no change committed after this.
+    #: At the end of the artifact, the table contains no change committed after this one.
     last: str
-    #: When `last` was committed.
+    #: Commit time of `last`.
     time: str | None = None
-    #: The artifact ends in the middle of the initial copy: the source table never looked like this.
+    #: Whether the artifact ends in the middle of the initial copy: the source table never looked
+    #: like this.
     copying: bool = False
 
     def of_base(self) -> SourceRange:
@@ -94,11 +94,11 @@ class Artifact(ManifestObject, frozen=True, kw_only=True, weakref=True):
     created_at: str
     row_count: int | None = None
     change_count: int | None = None
-    #: Records that were folded into the changes.
+    #: Records folded into the changes.
     record_count: int | None = None
     formats: dict[str, FormatFiles]
     schema_id: str | None = None
-    #: The commit that published it.
+    #: Id of the commit that published it.
     commit_id: str | None = None
     rebase_reason: str | None = None
     #: None if the records carried no source positions.
@@ -120,7 +120,7 @@ class Artifact(ManifestObject, frozen=True, kw_only=True, weakref=True):
 class Writer(ManifestObject, frozen=True, kw_only=True):
     """The writer that may commit.
 
-    The token grows with each claim; `claim_id` is unique to one claim.
+    The token grows with each claim. `claim_id` is unique to one claim.
     """
 
     id: str
@@ -129,14 +129,14 @@ class Writer(ManifestObject, frozen=True, kw_only=True):
 
 
 class Source(ManifestObject, frozen=True, kw_only=True):
-    """The source of the records, and how far it has been read."""
+    """The source of the records, and the position up to which it was read."""
 
     name: str
     offsets: dict[str, str] = {}
     #: Timestamp of the last record read, in milliseconds since 1970. It identifies the record's
     #: stream.
     timestamp: int | None = None
-    #: Undecodable records since the table began; None if there were none.
+    #: Undecodable records since the table began, or None if there were none.
     dead_letters: int | None = None
 
 
@@ -176,7 +176,7 @@ class Manifest(ManifestObject, frozen=True, kw_only=True):
     source: Source | None = None
     position_order: str | None = None
     oldest_readable_position: str | None = None
-    #: The value of the last artifact.
+    #: The same as in the last artifact.
     incomplete_before: str | None = None
     key_fields: list[str] | None = None
     schema_id: str | None = None
@@ -212,8 +212,8 @@ class Manifest(ManifestObject, frozen=True, kw_only=True):
 def order_of(manifest: Manifest, order: PositionOrder | None = None) -> PositionOrder:
     """Return the order of the manifest's positions. A custom order must be passed in.
 
-    Manifests by other writers do not name it: they use LSNs, the published default, unless their
-    head is a plain number.
+    Manifests by other writers do not name their order. They use LSNs, the published default, unless
+    their head is a plain number.
     """
     name = manifest.position_order
     if order is not None and name in (None, order.name):
@@ -301,8 +301,8 @@ def check_manifest(
 ) -> None:
     """Raise ManifestInvalidError if a reader could rebuild a wrong table from the manifest.
 
-    `checked` are the artifacts of an earlier version: those that are still the same objects, in the
-    same place, need no second check.
+    `checked` are the artifacts of an earlier version. Leading artifacts that are still the same
+    objects are not checked again.
     """
     same = takewhile(
         lambda pair: pair[0] is pair[1], zip(manifest.artifacts, checked, strict=False)

@@ -16,16 +16,16 @@ from streamfold.errors import InvalidError
 
 #: Digits of the largest 64-bit number, so that all positions in names have the same length.
 SEQ_NUM_DIGITS = 20
-#: The number of fractional digits varies between writers; Python keeps six.
+#: The number of fractional digits varies between writers. Python keeps six.
 _PATTERN = re.compile(r"(\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 
 
 class PositionOrder(Protocol):
-    """How the positions of one kind of source compare. Stateless and picklable."""
+    """Defines how the positions of one kind of source compare. Stateless and picklable."""
 
     @property
     def name(self) -> str:
-        """What the manifest calls it."""
+        """The order's name in manifests."""
         ...
 
     def rank(self, position: str) -> int:
@@ -33,13 +33,13 @@ class PositionOrder(Protocol):
         ...
 
     def sortable(self, position: str) -> str:
-        """Return the position for use in an object key, so that keys sort as positions do."""
+        """Return the position for use in an object key, where keys sort in position order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SeqNumOrder:
-    """Decimal sequence numbers; "-1" is before the first record."""
+    """Decimal sequence numbers. "-1" is before the first record."""
 
     name: str = "seq_num"
 
@@ -58,7 +58,7 @@ class SeqNumOrder:
 
 @dataclass(frozen=True, slots=True)
 class LsnOrder:
-    """PostgreSQL log sequence numbers, `X/X` in hexadecimal; "" is before all of them.
+    """PostgreSQL log sequence numbers, `X/X` in hexadecimal. "" is before all of them.
 
     Laredo writes "" for a table that it loaded before any change arrived.
     """
@@ -104,12 +104,12 @@ def format_time(moment: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """Return the time that the text gives, truncated to the microsecond."""
+    """Return the time in the text, truncated to microseconds."""
     match = _PATTERN.fullmatch(text)
     try:
         if match:
             zone = "+00:00" if match[3] == "Z" else match[3]
             return datetime.fromisoformat(match[1] + (match[2] or "")[:7] + zone).astimezone(UTC)
     except (ValueError, OverflowError):
-        pass  # no such day, hour or year: refused below, like any other text
+        pass  # no such day, hour or year: rejected below, like any other text
     raise InvalidError(f"time {text!r} is not RFC 3339 with a zone, as 2026-06-03T12:00:00.5Z")

@@ -1,6 +1,6 @@
-"""Manifest updates and what they require: plain data, applied to copies.
+"""Manifest updates and their requirements: plain data, applied to copies.
 
-Updates never look at storage. `apply_updates` returns a new manifest that keeps every rule, or
+Updates never look at storage. `apply_updates` returns a new manifest that follows every rule, or
 raises and leaves the old one unchanged.
 """
 
@@ -41,7 +41,7 @@ class ManifestUpdate(Protocol):
     """One change to a manifest."""
 
     def apply(self, manifest: Manifest, stamp: Stamp) -> Manifest:
-        """Return the changed copy. Applying an update twice changes nothing more."""
+        """Return the changed copy. Applying an update twice has no further effect."""
         ...
 
 
@@ -55,7 +55,7 @@ class Requirement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """The schema of an artifact, in the form that the manifest stores."""
+    """An artifact's schema, in the form that the manifest stores."""
 
     schema_id: str
     schema: dict[str, Any]
@@ -89,7 +89,7 @@ class ClaimTable:
 
 @dataclass(frozen=True, slots=True)
 class AppendArtifacts:
-    """Adds a diff, or a base with the diff that closes the epoch before it."""
+    """Adds a diff, or a base with the diff that closes the previous epoch."""
 
     artifacts: tuple[Artifact, ...]
     shape: TableShape
@@ -137,7 +137,7 @@ class PruneEpochs:
 
 @dataclass(frozen=True, slots=True)
 class AddPin:
-    """Keeps an epoch until the pin expires. Replaces a pin with the same id."""
+    """Protects an epoch until the pin expires. Replaces a pin with the same id."""
 
     pin: Pin
 

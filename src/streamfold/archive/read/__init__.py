@@ -1,1 +1,1 @@
-"""Reading an archive: plans, files, folding, the change feed, and following a table."""
+"""Archive reading: plans, files, folding, the change feed, and following a table."""

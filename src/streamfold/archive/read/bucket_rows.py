@@ -1,8 +1,8 @@
-"""Reads the rows of one bucket: layers from the newest to the oldest, the first with a key decides.
+"""Reads the rows of one bucket from layers, newest first. The first layer with a key decides.
 
-Later changes supersede most changes of a long chain: their rows are never decoded. Parquet files
-with a hash in the manifest are known to hold what was written, so they are not checked again; all
-others are read through their format, which checks every rule.
+Later changes supersede most changes of a long chain, whose rows are never decoded. Parquet files
+whose hash in the manifest matches certainly hold the bytes written, so they are not checked again.
+All others are read through their format, which checks every rule.
 
 Files are read in two passes: first the keys, then only the rows that count.
 """
@@ -30,35 +30,35 @@ from streamfold.archive.schema import TableSchema
 from streamfold.wording import noun
 
 Mask = npt.NDArray[np.bool_]
-#: Yields the rows of a run where the mask is true, under the table's schema.
+#: Yields a run's rows where the mask is true, under the table's schema.
 Reader = Callable[[Mask], Iterator[pa.RecordBatch]]
 Numbers = npt.NDArray[np.int64]
-#: Files to open together: enough to hide the round trips to object storage.
+#: Files to open together: enough to hide round trips to object storage.
 FILES_AT_ONCE = 8
-#: Changes whose keys are looked up together: the known keys are hashed once for all of them.
+#: Changes whose keys are looked up together, because each lookup hashes all known keys again.
 KEYS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive rows or changes of one file with known, distinct keys.
+    """Consecutive rows or changes of one file, with known and distinct keys.
 
     Read it while the file is open.
     """
 
-    #: The key fields in the types of the table.
+    #: The key fields in the table's types.
     keys: pa.RecordBatch
-    #: False where the change is a DELETE.
+    #: False where a change is a DELETE.
     alive: Mask
     read: Reader
-    #: Whether a TRUNCATE precedes it.
+    #: Whether a TRUNCATE precedes the run.
     truncates: bool = False
 
 
 def base_runs(
     form: Format, stored: TableSchema, part: Part, source: BinaryIO, schema: TableSchema
 ) -> Iterator[Run]:
-    """Yield the rows of a file of a base, in runs of bounded size."""
+    """Yield the rows of a base's file, in runs of bounded size."""
     keys = schema.select(schema.key_fields)
     if form.reads_row_groups and part.sha256:
         file = _opened(part, source)
@@ -73,7 +73,7 @@ def base_runs(
 def diff_runs(
     form: Format, stored: TableSchema, part: Part, source: BinaryIO, schema: TableSchema
 ) -> Iterator[Run]:
-    """Yield the changes of a file of a diff."""
+    """Yield the changes of a diff's file."""
     keys = schema.select(schema.key_fields)
     if form.reads_row_groups and part.sha256:
         file = _opened(part, source, coded=["action"])
@@ -110,7 +110,7 @@ def _diff_group(group: RowGroup, keys: pa.Schema, schema: TableSchema) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group of a Parquet file; read in one thread, since a task has one core."""
+    """A Parquet file's row group. Read in one thread, since a task has one core."""
 
     file: pq.ParquetFile
     number: int
@@ -120,14 +120,14 @@ class RowGroup:
         """Read these columns of all rows."""
         with _readable(self.path):
             table = self.file.read_row_group(self.number, columns=list(names), use_threads=False)
-            # A name with a dot is also the path of a field in a struct, which comes along then.
+            # A name with a dot is also the path of a struct field, which pyarrow then reads too.
             table = table.select(list(names))
             return pa.RecordBatch.from_struct_array(table.to_struct_array().combine_chunks())
 
     def batches(
         self, names: Sequence[str] | None, chosen: Mask
     ) -> Iterator[tuple[pa.RecordBatch, Mask]]:
-        """Yield batches with chosen rows, and the mask of each."""
+        """Yield batches that have chosen rows, each with its mask."""
         if not chosen.any():
             return
         average = self.file.metadata.row_group(self.number).total_byte_size // len(chosen)
@@ -154,7 +154,7 @@ def _alive(changes: pa.RecordBatch) -> Mask:
 
 
 def _holding(rows: pa.RecordBatch) -> Reader:
-    """Make a reader of rows that are already decoded, for formats that cannot decode in part."""
+    """Make a reader of rows already decoded, for formats that cannot decode parts of a file."""
 
     def read(chosen: Mask) -> Iterator[pa.RecordBatch]:
         if chosen.any():
@@ -168,7 +168,7 @@ def _filtered(rows: pa.RecordBatch, chosen: Mask) -> pa.RecordBatch:
 
 
 def _opened(part: Part, source: BinaryIO, coded: Sequence[str] = ()) -> pq.ParquetFile:
-    """Open the file, reading `coded` columns as dictionaries; its hash is already verified."""
+    """Open the file, whose hash is verified, reading `coded` columns as dictionaries."""
     with _readable(part.path):
         file = pq.ParquetFile(source, pre_buffer=False, read_dictionary=list(coded))
     if part.rows not in (None, file.metadata.num_rows):
@@ -182,7 +182,7 @@ def _opened(part: Part, source: BinaryIO, coded: Sequence[str] = ()) -> pq.Parqu
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Report what Arrow cannot read as corrupt: the hash is right, so it was written wrong."""
+    """Report errors of Arrow as corruption: the hash is right, so the file was written wrong."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
@@ -192,7 +192,7 @@ def _readable(path: str) -> Iterator[None]:
 
 
 class SeenKeys:
-    """The keys that newer layers hold."""
+    """The keys in newer layers."""
 
     def __init__(self, fields: pa.Schema) -> None:
         self._keys = fields.empty_table()
@@ -201,13 +201,13 @@ class SeenKeys:
         return len(self._keys)
 
     def add(self, runs: Sequence[Run]) -> list[Mask]:
-        """Return for each run the rows whose key is new, and add their keys."""
+        """Return which rows of each run have a new key, and add their keys."""
         keys, fresh = self._find_new(runs)
         self._keys = keys.filter(pa.array(fresh)).combine_chunks()
         return _split(fresh, runs)
 
     def lacks(self, runs: Sequence[Run]) -> list[Mask]:
-        """Return for each run the rows whose key is new."""
+        """Return which rows of each run have a new key."""
         return _split(self._find_new(runs)[1], runs)
 
     def _find_new(self, runs: Sequence[Run]) -> tuple[pa.Table, Mask]:
@@ -223,7 +223,7 @@ def first_indices(columns: Sequence[pa.ChunkedArray]) -> Numbers:
         return np.zeros(0, np.int64)
     numbers = KeyIndex(columns).numbers
     first = np.zeros(numbers.max() + 1, np.int64)
-    # Of several assignments to one index the last one wins, so they are made from the end.
+    # Of several assignments to one index the last wins, so they are made in reverse order.
     first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
     return first
 
@@ -238,7 +238,7 @@ def _split(fresh: Mask, runs: Sequence[Run]) -> list[Mask]:
 
 
 class Changed(NamedTuple):
-    """A file of changes, and its layer."""
+    """A file of changes, with its layer."""
 
     layer: Layer
     part: Part
@@ -246,7 +246,7 @@ class Changed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BucketRows:
-    """The rows of one bucket under `schema`, in batches; read it in a thread beside the loop."""
+    """One bucket's rows under `schema`, in batches. Read it in a thread other than the event loop's."""
 
     stack: Stack
     bucket: int
@@ -260,7 +260,7 @@ class BucketRows:
             yield from self._untouched(seen)
 
     def _changed(self, seen: SeenKeys) -> Generator[pa.RecordBatch, None, bool]:
-        """Yield the rows that changes wrote; returns whether they emptied the table first."""
+        """Yield the rows that changes wrote. Returns whether the changes emptied the table first."""
         clearing: Layer | None = None
         for window in windows(self._newest_first()):
             if clearing is not None and window[0].layer is not clearing:
@@ -278,7 +278,7 @@ class BucketRows:
         return clearing is not None or any(diff.clears for diff in self.stack.diffs)
 
     def _untouched(self, seen: SeenKeys) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the base that no change touches."""
+        """Yield the base's rows that no change touches."""
         base = self.stack.base
         for part in base.of_bucket(self.bucket) if base else ():
             assert base is not None  # noqa: S101 - the part is the base's
@@ -298,7 +298,7 @@ class BucketRows:
         return self.files.open([changed.part for changed in window])
 
     def _own(self, run: Run, part: Part) -> Run:
-        """Return the run without the rows of other buckets, if a part holds those of all."""
+        """Return the run without rows of other buckets, which a part for all buckets may hold."""
         if part.bucket is not None or self.stack.buckets == 1:
             return run
         numbers = bucket_numbers(run.keys.columns, self.stack.buckets)
@@ -320,7 +320,7 @@ def windows(files: Iterable[Changed]) -> Iterator[list[Changed]]:
 
 
 def _together(runs: Iterable[Run], least: int) -> Iterator[list[Run]]:
-    """Yield groups of runs with at least `least` rows together."""
+    """Yield groups of runs with at least `least` rows in total, except the last group."""
     group: list[Run] = []
     for run in runs:
         group.append(run)

@@ -1,11 +1,11 @@
-"""Published changes, diff by diff, and tables that they keep up to date.
+"""Published changes, diff by diff, and tables kept up to date with them.
 
-A diff comes as one or more batches. A consumer that applied all of them, including the `last` one,
-has the table at `to_position`. Changes are keyed, so applying some of them again is harmless.
+A diff comes as one or more batches. A consumer that has applied all of them, including the `last`
+one, has the table at `to_position`. Changes are keyed, so applying some of them again is harmless.
 
-A follower goes from diff to diff, also across re-bases, whose closing diffs lead to the new base.
-Only where no diff continues (changes were lost, or epochs were pruned while it was away) does it
-get all rows again, as a replacement.
+A follower goes from diff to diff, even across re-bases, whose closing diffs lead to the new base.
+Only if no diff continues, because changes were lost or epochs were pruned while it was away, does
+it get all rows again, as a replacement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from streamfold.archive.schema import TableSchema
 if TYPE_CHECKING:
     from streamfold.archive.read.reader import Archive
 
-#: Waits until there may be a new commit, for example by a subscription to the archive's events.
+#: Waits until there may be a new commit, for example through a subscription to the archive's
+#: events.
 Wake = Callable[[], Awaitable[object]]
 
 
@@ -52,7 +53,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class ChangeFeed:
-    """The changes of one plan, under the newest schema of its diffs."""
+    """Reads the changes of one plan, under the newest schema of its diffs."""
 
     plan: ChangesPlan
     files: PartFiles
@@ -111,10 +112,10 @@ def _without_truncate(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of the table at `position`: forget all others before the `first` batch of them.
+    """Rows of the table at `position`. Drop all earlier rows before the `first` batch.
 
-    `reason` says why: `start`, `gap`, `pruned`, or `replaced` by another archive.
-    The table is complete with the `last` batch. An empty table is one empty batch.
+    `reason` says why they are sent: `start`, `gap`, `pruned`, or `replaced` by another archive.
+    The table is complete after the `last` batch. An empty table is one empty batch.
     """
 
     position: str
@@ -129,16 +130,16 @@ Followed = Rows | Changes
 
 
 class ArchiveFollower:
-    """One consumer's progress through an archive."""
+    """Follows an archive for one consumer."""
 
     def __init__(self, archive: Archive, since: str | None) -> None:
         self._archive = archive
         self._archive_id = archive.manifest.archive_id
-        #: The position of the consumer's table; None if it has no table.
+        #: The position of the consumer's table, or None if it has no table.
         self.position = since
 
     async def run(self, poll: timedelta, wake: Wake | None) -> AsyncGenerator[Followed]:
-        """Yield updates for the consumer, without end. `wake` shortens the wait."""
+        """Yield updates for the consumer indefinitely. `wake` shortens the wait."""
         reason = "start"
         while True:
             if self._archive.manifest.archive_id != self._archive_id:
@@ -192,7 +193,7 @@ def _reached(item: Followed) -> str:
 
 
 async def _wait(poll: timedelta, wake: Wake | None) -> None:
-    """Wait until there may be a new commit, for `poll` at most."""
+    """Wait until there may be a new commit, for at most `poll`."""
     if wake is None:
         await asyncio.sleep(poll.total_seconds())
         return

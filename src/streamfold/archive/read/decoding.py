@@ -1,8 +1,7 @@
-"""Rows and changes out of an archive's files, in the format that the reader prefers.
+"""Decodes rows and changes from an archive's files, in the reader's preferred format.
 
-Every count that the manifest states is checked, and errors name the file.
-Archives of other writers may have no schema: then types are inferred, and the key of a change is
-taken from its images.
+Every count in the manifest is checked, and errors name the file. Archives by other writers may have
+no schema. Types are then inferred, and a change's key is taken from its images.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ DEFAULT_KEY = ("id",)
 
 @dataclass(slots=True)
 class DecodedLimit:
-    """How much of an archive's files may be decoded; small files may hold very much."""
+    """Limits how much of an archive's files may be decoded: small files may expand to very much."""
 
     max_bytes: int
     max_rows: int
-    #: What reads the same without a limit.
+    #: Command that reads the same without a limit.
     command: str
     _bytes: int = 0
     _rows: int = 0
 
     def count(self, batch: pa.RecordBatch) -> None:
-        """Count what was decoded; InvalidError when it is too much."""
+        """Count a decoded batch. Raises InvalidError beyond the limit."""
         self._bytes += batch.nbytes
         self._rows += len(batch)
         if self._bytes > self.max_bytes or self._rows > self.max_rows:
@@ -55,14 +54,14 @@ class ChosenFiles:
     form: Format
     schema: TableSchema | None
     parts: tuple[Part, ...]
-    #: What the manifest of another writer says about columns, for files without a schema.
+    #: Columns as declared in another writer's manifest, for files without a schema.
     declared: DeclaredTypes = field(default_factory=DeclaredTypes)
     limit: DecodedLimit | None = None
 
     def rows(
         self, part: Part, source: BinaryIO, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one file of a base; `columns` needs a schema."""
+        """Yield the rows of one file of a base. `columns` needs a schema."""
         batches = self._form(part).read_rows(source, self.schema, columns)
         rows = batches if self.schema else map(self.declared.rows, batches)
         return self._counted(part, rows)
@@ -75,7 +74,7 @@ class ChosenFiles:
             yield batch if self.schema else with_keys(self.declared.changes(batch), keys)
 
     def _form(self, part: Part) -> Format:
-        """Return how to read a file, whose hash was checked already if it has one."""
+        """Return the format to read a file with. A file that has a hash was already verified."""
         return self.form.for_hashed_file() if part.sha256 else self.form
 
     def _counted(self, part: Part, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,7 +87,7 @@ class ChosenFiles:
                 yield batch
         except ArtifactCorruptError as error:
             raise ArtifactCorruptError(f"file {part.path!r}: {error.message}") from None
-        # Manifests of other writers count artifacts only, which have one part then.
+        # Manifests by other writers state counts only for artifacts, which then have one part.
         said = count_of(self.artifact) if part.rows is None else part.rows
         if count != said:
             raise ArtifactCorruptError(
@@ -99,9 +98,9 @@ class ChosenFiles:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How the files of an archive are read: what the caller wants, and what the manifest lacks."""
+    """Sets how an archive's files are read: the caller's wishes, and facts that the manifest lacks."""
 
-    #: Wanted formats, the best first; None for all, the quickest to read first.
+    #: Preferred formats, best first. None prefers the fastest to read.
     formats: tuple[str, ...] | None = None
     #: For archives whose manifest has no schema.
     schema: TableSchema | None = None
@@ -113,7 +112,7 @@ class Decoding:
             raise InvalidError(f"formats {unknown} are not known: name some of {FORMATS.ids()}")
 
     def choose(self, manifest: Manifest, artifact: Artifact) -> ChosenFiles:
-        """Return the artifact in the best format that it has."""
+        """Return the artifact in its best available format."""
         for name in self._preferred(artifact):
             if files := artifact.formats.get(name):
                 form = format_in(name, files)
@@ -133,11 +132,11 @@ class Decoding:
         return [kind.id for kind in kinds]
 
     def only(self, name: str) -> Decoding:
-        """Return the same for one format alone."""
+        """Return the same settings for one format alone."""
         return Decoding((name,), self.schema, self.key_fields, self.limit)
 
     def schema_of(self, manifest: Manifest, artifact: Artifact) -> TableSchema | None:
-        """Return the schema that the artifact is written in, None if it is unknown."""
+        """Return the schema in which the artifact is written, or None if it is unknown."""
         if artifact.schema_id is None:
             return self.schema
         try:
@@ -148,7 +147,10 @@ class Decoding:
             ) from None
 
     def keys(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return the key fields: the manifest's, else the caller's, else the published default."""
+        """Return the key fields: the manifest's, the caller's, those in `columns`, or the default.
+
+        The first source that names any decides. `columns` are those of another writer's manifest.
+        """
         if manifest.key_fields is not None:
             return tuple(manifest.key_fields)
         if self.key_fields is not None:
@@ -159,7 +161,7 @@ class Decoding:
 
 
 def format_in(name: str, files: FormatFiles) -> Format:
-    """Return the format that these files are written in."""
+    """Return the format in which these files are written."""
     try:
         return format_of(name, files.compression or "none")
     except InvalidError as error:
@@ -173,7 +175,7 @@ def _published_keys(manifest: Manifest) -> tuple[str, ...]:
 
 
 def count_of(artifact: Artifact) -> int:
-    """Return the rows of a base, or the changes of a diff; absent means none."""
+    """Return the rows of a base, or the changes of a diff. A missing count means none."""
     return (artifact.row_count if artifact.is_base else artifact.change_count) or 0
 
 

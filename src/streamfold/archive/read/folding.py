@@ -1,9 +1,9 @@
-"""Net changes folded into rows, a column at a time: no row is ever a Python object.
+"""Folds net changes into rows, one column at a time. No row is ever a Python object.
 
-Rows are compared by the values of their key fields, in the types of the table. A fold holds the
+Rows are compared by the values of their key fields, in the table's types. A fold holds the
 changes in memory and streams the rows.
 
-Arrow hashes a set of keys again for each lookup. Whole numbers, which most keys are, are looked up
+Arrow hashes a set of keys again for each lookup. Integers, which most keys are, are looked up
 in tables that are built once.
 """
 
@@ -23,27 +23,27 @@ from streamfold.archive.formats.conforming import cast_batch
 Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
 
-#: Rows per value of the set: enough that hashing the set again does not matter.
+#: Rows per value in the set: enough to make the cost of hashing the set again insignificant.
 ROWS_PER_VALUE = 4
 #: Spreads neighbouring numbers over the whole range: 2^64 divided by the golden ratio.
 SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
-#: Slots of the filter for each value, as a power of two: one in sixteen other values passes.
+#: Filter slots per value, as a power of two: one in sixteen other values passes.
 FILTER_BITS = 4
 Numbers = npt.NDArray[np.int64]
-#: Maximum bytes of rows that are looked up at once.
+#: Maximum bytes of rows to look up at once.
 LOOKUP_BYTES = 64 << 20
-#: Changes that may wait before those of the same keys are merged.
+#: Maximum pending changes before those with the same key are merged.
 MERGE_CHANGES = 1 << 18
 
 
 class Members(Protocol):
     """A set of values without nulls."""
 
-    #: How many rows to look up at once.
+    #: Number of rows to look up at once.
     rows_at_once: int
 
     def holds(self, column: pa.ChunkedArray) -> Flags:
-        """Return for each value of a column of the same type whether it is in the set."""
+        """Return which values of a column of the same type are in the set."""
         ...
 
 
@@ -55,7 +55,7 @@ def members_of(values: pa.Array) -> Members:
 
 
 class HashedValues:
-    """Values of any type, hashed for each lookup: look up many rows at once."""
+    """Values of any type, hashed for each lookup, so look up many rows at once."""
 
     def __init__(self, values: pa.Array) -> None:
         self._values = values
@@ -67,7 +67,7 @@ class HashedValues:
 
 
 class WholeNumbers:
-    """Integers, dates and times: a filter keeps nearly all others out, a sorted table decides."""
+    """Integers, dates and times. A filter rejects nearly all others, a sorted table decides."""
 
     def __init__(self, values: pa.Array) -> None:
         self.rows_at_once = 1
@@ -99,7 +99,7 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def _words(column: pa.Array | pa.ChunkedArray) -> Words:
-    """Return the numbers in 64 bits, equal ones for equal values."""
+    """Return the numbers in 64 bits. Equal values give equal numbers."""
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
     numbers = column.to_numpy()
@@ -110,7 +110,7 @@ def _words(column: pa.Array | pa.ChunkedArray) -> Words:
 
 
 class KeyIndex:
-    """Numbers for one or more keys: equal numbers for equal key fields."""
+    """Numbers one or more keys: equal numbers for equal key fields."""
 
     def __init__(self, columns: Sequence[pa.ChunkedArray]) -> None:
         self._values: list[pa.Array] = []
@@ -120,7 +120,7 @@ class KeyIndex:
             if not self._values:
                 pair_codes, self.numbers = np.arange(len(values)), codes
             else:
-                # Renumbered for each field, so that no product of their sizes can overflow.
+                # Renumbered for each field, so no product of their sizes can overflow.
                 pairs = self.numbers * len(values) + codes
                 pair_codes, self.numbers = np.unique(pairs, return_inverse=True)
             self._values.append(values)
@@ -132,11 +132,11 @@ class KeyIndex:
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows to look up at once."""
+        """Number of rows to look up at once."""
         return self._members.rows_at_once if len(self._values) == 1 else len(self.numbers)
 
     def holds(self, columns: Sequence[pa.ChunkedArray]) -> Flags:
-        """Return for each row whether its key is one of the indexed keys."""
+        """Return which rows have an indexed key."""
         if len(columns) == 1:
             return self._members.holds(columns[0])
         flags = np.ones(len(columns[0]), np.bool_)
@@ -149,15 +149,15 @@ class KeyIndex:
         return flags
 
     def last_of_each(self) -> Numbers:
-        """Return where each key comes last, in the order of the rows."""
+        """Return the index of each key's last row, in row order."""
         last = np.zeros(self.numbers.max(initial=-1) + 1, np.int64)
-        # Of several assignments to one index the last one stays.
+        # Of several assignments to one index, the last wins.
         last[self.numbers] = np.arange(len(self.numbers))
         return np.sort(last)
 
 
 def _encoded(column: pa.ChunkedArray) -> tuple[pa.Array, Numbers]:
-    """Return the different values, and the number of the one in each row."""
+    """Return the distinct values, and the index of each row's value among them."""
     whole = column.combine_chunks().dictionary_encode("encode")
     if isinstance(whole, pa.ChunkedArray):  # too much text for one array
         whole = whole.unify_dictionaries()
@@ -173,23 +173,23 @@ def _numbers(column: pa.ChunkedArray, values: pa.Array) -> Numbers:
 
 
 class Delta:
-    """What several diffs, taken together, do to a table: rows to replace, and keys to remove."""
+    """The combined effect of several diffs on a table: rows to replace, and keys to remove."""
 
     def __init__(self, columns: pa.Schema, keys: pa.Schema) -> None:
-        #: Of the rows that come out.
+        #: Columns of the resulting rows.
         self.columns = columns
         self._keys = keys
         self._changed = keys.empty_table()
         self._alive = np.zeros(0, np.bool_)
         self._rows = columns.empty_table()
-        #: How many changes, and rows among them, there were when the current diff began.
+        #: Number of changes, and of rows among them, at the start of the current diff.
         self._mark = (0, 0)
         self._merged: KeyIndex | None = None
-        #: True when a TRUNCATE removed all rows of the base.
+        #: Whether a TRUNCATE removed all rows of the base.
         self.clears = False
 
     def begin(self, *, clears: bool = False) -> None:
-        """Begin with the next diff, whose changes win over earlier ones of the same key."""
+        """Begin the next diff, whose changes supersede earlier ones with the same key."""
         if len(self._changed) - self._mark[0] > MERGE_CHANGES:
             self._index()
         self._mark = (len(self._changed), len(self._rows))
@@ -197,7 +197,7 @@ class Delta:
             self._truncate()
 
     def add(self, changes: pa.RecordBatch) -> None:
-        """Take in changes of the current diff, whose `key` has the key fields."""
+        """Add changes of the current diff, whose `key` has the key fields."""
         if len(changes) and changes["action"][0].as_py() == "TRUNCATE":
             self._truncate()
             changes = changes.slice(1)
@@ -213,7 +213,7 @@ class Delta:
         self._merged = None
 
     def _truncate(self) -> None:
-        """Forget everything before the current diff."""
+        """Drop everything before the current diff."""
         changes, rows = self._mark
         self._changed, self._alive = self._changed.slice(changes), self._alive[changes:]
         self._rows = self._rows.slice(rows)
@@ -222,7 +222,7 @@ class Delta:
         self.clears = True
 
     def _index(self) -> KeyIndex:
-        """Keep the last change of each key, and return their keys."""
+        """Retain only the last change of each key, and return the index of the keys."""
         if self._merged:
             return self._merged
         index = KeyIndex(self._changed.columns)
@@ -237,7 +237,7 @@ class Delta:
         return index
 
     def untouched(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the rows that no change is about; batches have the key fields among their columns."""
+        """Yield the rows that no change affects. Batches must include the key fields."""
         if self.clears:
             return
         if not len(self._changed):
@@ -251,14 +251,14 @@ class Delta:
             yield rows if untouched.all() else rows.filter(pa.array(untouched))
 
     def rows(self) -> pa.Table:
-        """Return the rows that the changes bring."""
+        """Return the rows that the changes wrote."""
         if len(self._changed):
             self._index()
         return self._rows
 
 
 def columns_of(structs: pa.StructArray, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the fields of `structs` that `schema` has, in its types; what is absent is null."""
+    """Return the fields of `structs` that are in `schema`, in its types. Missing ones are null."""
     children = dict(zip((f.name for f in structs.type), structs.flatten(), strict=True))
     fields = [f for f in structs.type if f.name in schema.names]
     columns = pa.RecordBatch.from_arrays(
@@ -273,12 +273,12 @@ def nulls(schema: pa.Schema, rows: int) -> pa.RecordBatch:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch under a schema that is the same or newer: what it lacks is null."""
+    """Return the batch under the same or a newer schema. Columns that it lacks become null."""
     return batch if batch.schema.equals(schema) else cast_batch(batch, schema)
 
 
 def _groups(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches of `least` rows together, or of as many as may be held at once."""
+    """Yield groups of batches with `least` rows, or with as many as may be held at once."""
     group: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The files that make up one bucket of the table: a base, and the diffs after it."""
+"""The files that make up one bucket of a table: a base, and the diffs after it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from streamfold.archive.write.artifacts import PartPlan, WrittenPart
 
 
 class OpenFiles:
-    """Opens verified files, some at a time; entered on the loop, used in a thread beside it.
+    """Opens verified files, several at a time. Entered on the loop, used in another thread.
 
-    The loop closes what is still open at the end, however the thread ended.
+    On exit, the event loop closes files that are still open, however the thread ended.
     """
 
     def __init__(self, files: PartFiles) -> None:
@@ -45,7 +45,7 @@ class OpenFiles:
         await self._open_files.aclose()
 
     def open(self, parts: Sequence[Part]) -> list[BinaryIO]:
-        """Open these concurrently, and close those of the last call; never called on the loop."""
+        """Open files concurrently, closing those of the previous call. Never called on the loop."""
         return asyncio.run_coroutine_threadsafe(self._open(parts), self._loop).result()
 
     async def _open(self, parts: Sequence[Part]) -> list[BinaryIO]:
@@ -56,7 +56,7 @@ class OpenFiles:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One artifact's parts by bucket; None is the bucket of parts that hold all keys."""
+    """One artifact's parts by bucket. Parts that may hold any key are under None."""
 
     form: Format
     schema: TableSchema
@@ -65,7 +65,7 @@ class Layer:
 
     @classmethod
     def of(cls, manifest: Manifest, artifact: Artifact) -> Layer:
-        """Make the layer of a committed artifact, in its quickest format."""
+        """Make the layer of a committed artifact, in its fastest format."""
         chosen = Decoding().choose(manifest, artifact)
         if chosen.schema is None:
             raise ManifestInvalidError(
@@ -76,7 +76,7 @@ class Layer:
 
     @classmethod
     def pending(cls, plan: PartPlan, written: Sequence[WrittenPart]) -> Layer:
-        """Make the layer of an artifact that is written and not committed yet."""
+        """Make the layer of an artifact that is written but not yet committed."""
         form = plan.formats[0]
         return cls._of_parts(form, plan.schema, [part.files[form.id] for part in written])
 
@@ -88,7 +88,7 @@ class Layer:
         return cls(form, schema, by_bucket, any(part.extra.get(TRUNCATES) for part in parts))
 
     def of_bucket(self, bucket: int) -> tuple[Part, ...]:
-        """Return the parts that may hold keys of the bucket."""
+        """Return the parts that may hold the bucket's keys."""
         return self.parts.get(bucket, ()) + self.parts.get(None, ())
 
     @property
@@ -100,13 +100,13 @@ class Layer:
         return len(self.parts) if self.is_bucketed else 1
 
     def whole(self) -> Layer:
-        """Return the same files, each of which may hold any key."""
+        """Return the same files, where each may hold any key."""
         files = [part for parts in self.parts.values() for part in parts]
         return replace(self, parts={None: tuple(_without_bucket(part) for part in files)})
 
 
 def _of_our_hash(part: Part) -> Part:
-    """Return the part without its bucket, unless our hash chose it: it may hold any key then."""
+    """Return the part, without its bucket unless our hash chose it: otherwise it may hold any key."""
     if part.bucket is None or part.extra.get(BUCKETING) == SPLITMIX64:
         return part
     return _without_bucket(part)
@@ -122,7 +122,7 @@ class Stack:
 
     base: Layer | None
     diffs: tuple[Layer, ...]
-    #: Of the base; every diff after it has the same.
+    #: Number of buckets in the base. Every diff after it has the same number.
     buckets: int
 
     @classmethod
@@ -132,7 +132,7 @@ class Stack:
         diffs = tuple(Layer.of(manifest, diff) for diff in manifest.chain)
         if base.is_bucketed:
             return cls(base, diffs, base.buckets)
-        # Everything is one bucket then: a part with another number would never be read.
+        # Treat everything as one bucket, because a part with another number would never be read.
         return cls(base.whole(), tuple(diff.whole() for diff in diffs), base.buckets)
 
     @property

@@ -1,12 +1,12 @@
-"""Files of an archive on this machine: fetched, checked, and open for reading.
+"""An archive's files on this machine: fetched, verified, and open for reading.
 
-A file is used only when its size and its hash are those of the manifest. Local archives are read
-directly, others through the cache or through temporary files.
+A file is used only if its size and hash match the manifest. Local archives are read directly,
+others through the cache or through temporary files.
 
-The cache is a folder of files that were read before, named by their SHA-256 and bounded in bytes.
-Several processes may share it. A file appears whole, under the name of its content, by one rename; a
-process that has it open can still read it after another evicts it. A cache can be deleted at any
-time; files with a wrong hash are fetched again.
+The cache is a folder of files read earlier, named by their SHA-256 and limited in bytes. Several
+processes may share it. A file appears as a whole, under its hash, by a single rename. A process
+that has it open can still read it after another process evicts it. A cache can be deleted at any
+time. Files with a wrong hash are fetched again.
 """
 
 from __future__ import annotations
@@ -38,25 +38,26 @@ from streamfold.blob import BlobStore, open_blob_store
 from streamfold.blob.local_files import finish
 from streamfold.errors import BlobNotFoundError, BlobUnavailableError, InvalidError, RetryLaterError
 
-#: Bytes that a cache holds by default: a few bases of a table of millions of rows.
+#: Default maximum bytes of a cache: a few bases of a table with millions of rows.
 DEFAULT_MAX_BYTES = 10 << 30
-#: Seconds after which an unfinished file is attributed to a process that died.
+#: Seconds after which the writer of an unfinished file counts as dead.
 ABANDONED = 86_400
-#: Prefix of the names of unfinished files.
+#: Name prefix of unfinished files.
 DRAFT = "draft-"
-#: File that evicting processes lock.
+#: Lock file for evictions.
 LOCK = "lock"
 #: Bytes of an uncached file that stay in memory.
 SPOOL_MEMORY = 8 << 20
-#: Files that are fetched while others are read: enough to hide a round trip or two.
+#: Files to fetch while others are read: enough to hide a round trip or two.
 AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Files by content in `folder`, at most `max_bytes`, evicting the least recently used first.
+    """Caches files by content in `folder`, evicting the least recently used above `max_bytes`.
 
-    The bound holds after each addition; a file that is larger than it stays until the next one.
+    The limit holds after each addition. A single file larger than the limit stays until the next
+    one.
     """
 
     folder: Path
@@ -73,11 +74,11 @@ class Cache:
             ) from None
 
     def path(self, sha256: str) -> Path:
-        """Return the path of a file of this content, which need not exist."""
+        """Return the path of a file with this content, which need not exist."""
         return self.folder / sha256[:2] / sha256
 
     def find(self, sha256: str) -> Path | None:
-        """Return a file that certainly has this content, and count it as used; None if not cached."""
+        """Return a file with verified content and mark it as used, or None if it is not cached."""
         path = self.path(sha256)
         try:
             if digest_of(path) == sha256:
@@ -85,21 +86,21 @@ class Cache:
                 return path
             path.unlink()
         except FileNotFoundError:
-            pass  # not cached, or evicted while we looked
+            pass  # not cached, or evicted while this method looked
         return None
 
     @contextmanager
     def draft(self) -> Iterator[IO[bytes]]:
-        """Give a file to write to; it is deleted unless `keep` adds it to the cache."""
+        """Yield a file to write to. It is deleted unless `keep` adds it to the cache."""
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix=DRAFT, delete=False) as file:
             try:
                 yield file
             finally:
-                with suppress(FileNotFoundError):  # kept, and so renamed
+                with suppress(FileNotFoundError):  # `keep` has renamed it
                     Path(file.name).unlink()
 
     def keep(self, draft: IO[bytes], sha256: str) -> Path:
-        """Add a draft whose content was checked, and evict what exceeds the bound."""
+        """Add a draft with verified content, and evict files beyond the limit."""
         draft.flush()
         path = self.path(sha256)
         path.parent.mkdir(exist_ok=True)
@@ -108,7 +109,7 @@ class Cache:
         return path
 
     def evict(self, spare: Path | None = None) -> None:
-        """Delete the least recently used files until the bound holds; never `spare`."""
+        """Delete the least recently used files until the limit holds, but never `spare`."""
         with self._lock():
             files = sorted(self._files(), key=lambda file: file[0])
             excess = sum(size for _, size, _ in files) - self.max_bytes
@@ -126,7 +127,7 @@ class Cache:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Wait for other evictions: one that has listed the files does not see what came since."""
+        """Wait for other evictions: an eviction that has listed the files misses later additions."""
         with (self.folder / LOCK).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -139,7 +140,7 @@ def digest_of(path: Path) -> str:
 
 
 class PartGoneError(RetryLaterError):
-    """A file of the plan no longer exists: plan again from the current manifest."""
+    """A file of the plan no longer exists. Plan again from the current manifest."""
 
     code = "part_gone"
 
@@ -153,21 +154,21 @@ class PartGoneError(RetryLaterError):
 
 @dataclass(frozen=True, slots=True)
 class PartFiles:
-    """The files of one archive, to be opened by the manifest's parts."""
+    """Opens the files of one archive by the manifest's parts."""
 
     destination: Destination
     cache: Cache | None = None
-    #: Opens another folder of the same storage, for files whose URI is there.
+    #: Opens another folder in the same storage, for files whose URI points there.
     elsewhere: Callable[[str], BlobStore] = open_blob_store
 
     @asynccontextmanager
     async def open(self, part: Part) -> AsyncIterator[BinaryIO]:
-        """Give a file that is complete and unchanged; `PartGoneError` if it does not exist."""
+        """Yield a complete, unchanged file. Raises `PartGoneError` if it does not exist."""
         async with AsyncExitStack() as stack:
             yield await self._open(part, stack)
 
     async def open_all(self, parts: Iterable[Part]) -> AsyncGenerator[tuple[Part, BinaryIO]]:
-        """Give file after file, each until the next is asked for; some are fetched ahead."""
+        """Yield one open file after another, each until the next is requested. Fetches some ahead."""
         waiting: deque[tuple[Part, AsyncExitStack, asyncio.Task[BinaryIO]]] = deque()
         rest = iter(parts)
         try:
@@ -184,7 +185,7 @@ class PartFiles:
         finally:
             for _, stack, task in waiting:
                 task.cancel()
-                # Its failure does not matter: the file is not going to be read.
+                # Its failure does not matter, because the file will not be read.
                 await asyncio.gather(task, return_exceptions=True)
                 await stack.aclose()
 
@@ -209,7 +210,7 @@ class PartFiles:
 
     async def _open_local(self, part: Part, path: Path, stack: AsyncExitStack) -> BinaryIO:
         try:
-            # Opened before it is checked: it stays readable if collection removes it.
+            # Opened before it is verified, so it stays readable if garbage collection removes it.
             file = stack.enter_context(pa.OSFile(str(path)))
             size, digest = await finish(asyncio.to_thread(_measure, path, part.sha256 is not None))
         except FileNotFoundError:
@@ -222,7 +223,7 @@ class PartFiles:
     ) -> BinaryIO:
         path = await finish(asyncio.to_thread(cache.find, sha256))
         if path is not None:
-            with suppress(FileNotFoundError):  # evicted by another process since
+            with suppress(FileNotFoundError):  # evicted by another process in the meantime
                 return cast("BinaryIO", stack.enter_context(pa.OSFile(str(path))))
         draft = stack.enter_context(cache.draft())
         await self._fetch(part, draft)
@@ -235,13 +236,13 @@ class PartFiles:
         async for piece in self._stream(part):
             size += len(piece)
             if size > part.size_bytes:
-                break  # it is too large already, however much follows
+                break  # it is already too large, however much follows
             await finish(asyncio.to_thread(_take, piece, sink, digest))
         _check(part, size, digest.hexdigest())
         sink.flush()
 
     async def _stream(self, part: Part) -> AsyncIterator[bytes]:
-        """Yield the file from its path beside the manifest, else from its URI in the same storage."""
+        """Yield the file from its path beside the manifest, or from its URI in the same storage."""
         for blobs, key in self._locations(part):
             try:
                 with name_destination_on_error(self.destination.uri):
@@ -256,7 +257,7 @@ class PartFiles:
         yield self.destination.blobs, part.path
         folder, _, name = part.uri.rpartition("/")
         own = self.destination.uri
-        # Never in storage of another kind: a manifest must not lead its reader to local files.
+        # Never from another type of storage: a manifest must not lead its reader to local files.
         if name and not part.uri.startswith(own) and _scheme(folder) == _scheme(own):
             yield self.elsewhere(folder), name
 

@@ -1,7 +1,7 @@
 """Plans for rebuilding a table, or for reading its changes. Planning reads no files.
 
-Plans are made from one manifest and hold its artifacts. They are exact at the end of each artifact.
-Between two ends they give the state at the earlier one, which is `position`.
+A plan is made from one manifest and holds its artifacts. It is exact at the end of each artifact.
+Between two ends it gives the state at the earlier one, which is `position`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class TablePlan:
 
     @property
     def source_position(self) -> str | None:
-        """The last source commit that is in the table; None if unknown."""
+        """The last source commit in the table, or None if it is unknown."""
         source_range = self.last.source_range
         return source_range.last if source_range else None
 
     @property
     def incomplete_before(self) -> str | None:
-        """The position before which changes, and so perhaps rows, are missing; None if none are."""
+        """The position before which changes, and so perhaps rows, are missing, or None."""
         return self.last.incomplete_before
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class ChangesPlan:
-    """The diffs that lead from `since` to `position`, across re-bases; empty if nothing changed."""
+    """The diffs that lead from `since` to `position`, across re-bases. Empty if nothing changed."""
 
     manifest: Manifest
     since: str
@@ -84,7 +84,7 @@ class ChangesPlan:
 
 
 def missing_changes(incomplete_before: str | None) -> str:
-    """Return a title's note about missing changes; empty for a complete table."""
+    """Return a title's note about missing changes, or "" for a complete table."""
     return (
         f", incomplete: changes before {incomplete_before} are missing" if incomplete_before else ""
     )
@@ -127,13 +127,13 @@ def plan_changes(
     """Return the diffs of `(since, until]`, where `until` defaults to the head.
 
     Both must be ends of artifacts. Raises `PositionPrunedError` if the diffs after `since` are
-    gone, and `ChainGapError` if no diff begins there or one is missing on the way: then only a base
+    gone, and `ChainGapError` if no diff begins there or a later one is missing. Then only a base
     leads to the head.
     """
     end = manifest.head_position if until is None else until
     for position in (since, end):
         _check_reachable(manifest, order, position)
-    # By rank: an LSN may be written in lower case, or with leading zeros.
+    # Compared by rank, because an LSN may have lower-case digits or leading zeros.
     following = {
         order.rank(a.from_position): a for a in manifest.artifacts if a.from_position is not None
     }
@@ -223,7 +223,7 @@ def _check_reachable(manifest: Manifest, order: PositionOrder, position: str) ->
 
 
 def describe(artifact: Artifact) -> str:
-    """Return one line about an artifact."""
+    """Return a one-line description of an artifact."""
     count = artifact.row_count if artifact.is_base else artifact.change_count
     things = "rows" if artifact.is_base else "changes"
     sizes = (f"{name} {files.size_bytes:,} B" for name, files in sorted(artifact.formats.items()))

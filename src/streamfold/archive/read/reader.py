@@ -4,7 +4,7 @@
     print(archive.plan())
     table = await archive.table(columns=["id", "name"])
 
-Files are checked before use. If a plan's files were collected, the reader plans again.
+Files are verified before use. If a plan's files were garbage-collected, the reader plans again.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Plans made in a row because files of the last one were gone. Collection keeps files for a day
-#: after they leave the manifest, so even a second plan is rare.
+#: Consecutive plans made because the last one's files were gone. Garbage collection keeps files for
+#: a day after they leave the manifest, so even a second plan is rare.
 PLANS = 5
-#: How often a follower reads the manifest. Writers commit every few seconds at most.
+#: Pause between a follower's reads of the manifest. Writers commit every few seconds at most.
 POLL = timedelta(seconds=5)
 
 
@@ -69,8 +69,8 @@ async def open_archive(
 ) -> Archive:
     """Return the archive at `uri`: the URL or local path of its folder or its manifest.
 
-    `cache` keeps files of remote archives on this machine. `formats` lists preferred formats, best
-    first; None prefers the fastest to read. `order` is needed for positions whose order is not
+    `cache` stores files of remote archives on this machine. `formats` lists preferred formats, best
+    first. None prefers the fastest to read. `order` is needed for positions whose order is not
     built in. `schema` and `key_fields` are for archives by other writers, whose manifests may lack
     both. `options` and `credential_provider` configure the storage as in `open_blob_store`.
     `decoded_limit` bounds what all reads of the archive together may decode.
@@ -91,7 +91,7 @@ class Archive:
     """One table as of the manifest that was last read. `refresh` reads it again.
 
     Everything is read from that one manifest, so a plan, the table and the changes are consistent.
-    The manifest is reread automatically only if its files were collected.
+    The manifest is reread automatically only if its files were garbage-collected.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Archive:
         stored: StoredManifest,
         order: PositionOrder | None,
     ) -> None:
-        #: Where the files are, and how they are fetched.
+        #: Locates and fetches the files.
         self.files = files
         self._decoding = decoding
         self._stored = stored
@@ -138,7 +138,7 @@ class Archive:
 
     @property
     def order(self) -> PositionOrder:
-        """How positions compare."""
+        """The order of positions."""
         return order_of(self.manifest, self._order)
 
     @property
@@ -148,7 +148,7 @@ class Archive:
 
     @property
     def incomplete_before(self) -> str | None:
-        """The position before which changes, and so perhaps rows, are missing; None if none are.
+        """The position before which changes, and so perhaps rows, are missing, or None.
 
         The stream had lost these records before the archive began. `plan` reports the position for
         earlier tables.
@@ -157,7 +157,7 @@ class Archive:
 
     @property
     def schema(self) -> TableSchema | None:
-        """The schema of the table at the head, None if it is unknown."""
+        """The table's schema at the head, or None if it is unknown."""
         return self._decoding.schema_of(self.manifest, self.manifest.artifacts[-1])
 
     @property
@@ -178,8 +178,8 @@ class Archive:
     ) -> TablePlan:
         """Return a plan for reading the table at the head, a position or a time.
 
-        `at_source` is a source position, a PostgreSQL LSN: plans the newest table without a change
-        committed after it.
+        `at_source` is a source position (a PostgreSQL LSN). It plans the newest table without a
+        change committed after it.
         """
         return plan_table(
             self.manifest, self.order, position=position, time=time, at_source=at_source
@@ -228,10 +228,10 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the rows of the table in batches, which need not fit into memory together.
+        """Yield the table's rows in batches, which need not fit into memory together.
 
         Yields at least one batch, which may be empty but has the columns. Raises `PartGoneError` if
-        files were collected after the first rows were yielded: start again then.
+        files were garbage-collected after the first rows were yielded. In that case, start again.
         """
         rows = -1
         for _ in range(PLANS):
@@ -257,7 +257,7 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the table for pandas with Arrow types: integers with nulls stay exact."""
+        """Return the table for pandas with Arrow types, in which integers with nulls stay exact."""
         import pandas as pd
 
         table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
@@ -295,7 +295,7 @@ class Archive:
     async def changes(self, since: str, *, until: str | None = None) -> AsyncGenerator[Changes]:
         """Yield the changes after `since`, diff by diff, up to `until` or the head.
 
-        A diff starts over if its files were collected on the way.
+        A diff starts over if its files were garbage-collected in the meantime.
         """
         for _ in range(PLANS):
             plan = self.plan_changes(since, until=until)
@@ -312,7 +312,7 @@ class Archive:
     def follow(
         self, since: str | None = None, *, poll: timedelta = POLL, wake: Wake | None = None
     ) -> AsyncGenerator[Followed]:
-        """Yield the rows of the table, unless `since` is given, and then its changes without end.
+        """Yield the table's rows, unless `since` is given, and then its changes indefinitely.
 
         Reads the manifest every `poll`, and whenever `wake` returns.
         """
@@ -349,7 +349,7 @@ class Archive:
             ) from gone
 
     async def with_plans(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work`, which reads files of the manifest, again as long as files were collected."""
+        """Run `work`, which reads the manifest's files. Retries if they were garbage-collected."""
         for _ in range(PLANS):
             try:
                 return await work()
@@ -388,7 +388,7 @@ async def list_archives(
         try:
             manifest = read_manifest(await folder.blobs.get(meta.key))
         except BlobNotFoundError:
-            continue  # deleted since it was listed
+            continue  # deleted after it was listed
         except StreamfoldError as error:
             manifest = error
         yield folder.uri + meta.key.removesuffix(MANIFEST_KEY), manifest

@@ -1,8 +1,8 @@
-"""A table rebuilt from a plan: the base is streamed, the changes are held and folded in.
+"""Rebuilds a table from a plan: streams the base, holds the changes and folds them in.
 
-Where base and diffs have parts by key bucket, one bucket is folded after the other, and memory holds
-the changes of one bucket. Otherwise it holds the net changes of the plan. Archives of other writers
-without a schema are held whole: types are known only when everything is read.
+If base and diffs have parts by key bucket, one bucket is folded after another, and memory holds the
+changes of one bucket. Otherwise it holds the net changes of the plan. Archives by other writers
+without a schema are held in full, because their types are known only once everything is read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from streamfold.blob.local_files import finish
 from streamfold.errors import InvalidError
 
 T = TypeVar("T")
-#: Files that are open one after the other, each until the next is asked for.
+#: Files opened one after another, each until the next is requested.
 Opened = AsyncGenerator[tuple[Part, BinaryIO]]
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The rows of one plan, as Arrow tables; the order of rows means nothing."""
+    """The rows of one plan, as Arrow tables. Their order has no meaning."""
 
     plan: TablePlan
     files: PartFiles
@@ -54,7 +54,7 @@ class Rebuild:
         return [self.decoding.choose(self.plan.manifest, diff) for diff in self.plan.diffs]
 
     async def pieces(self) -> AsyncGenerator[pa.Table]:
-        """Yield the table piece by piece: at least one piece, which may be empty."""
+        """Yield the table in pieces: at least one, which may be empty."""
         schema = self.decoding.schema_of(self.plan.manifest, self.plan.last)
         if schema is None:
             yield await self._untyped()
@@ -74,13 +74,13 @@ class Rebuild:
                 yield await finish(asyncio.to_thread(delta.rows))
 
     def _buckets(self) -> Sequence[int | None]:
-        """Return the buckets that can be folded one by one, or None for all in one."""
+        """Return the buckets that can be folded one by one, or a single None for all together."""
         numbers = {part.bucket for chosen in (self.base, *self.diffs) for part in chosen.parts}
         buckets = sorted(bucket for bucket in numbers if bucket is not None)
         return [None] if None in numbers or not self.diffs else buckets
 
     async def _clearing(self) -> set[str]:
-        """Return the ends of diffs that truncate the table: any of their parts may say so."""
+        """Return the end positions of diffs that truncate the table, as any of their parts may show."""
         ends = set()
         for diff in self.diffs:
             if await truncates(diff, self.files, self.keys):
@@ -88,7 +88,7 @@ class Rebuild:
         return ends
 
     def _parts(self, buckets: Sequence[int | None], clearing: set[str]) -> Iterator[Part]:
-        """Yield every file in the order in which it is needed, so that it can be fetched ahead."""
+        """Yield every file in the order of use, so that files can be fetched ahead."""
         for bucket in buckets:
             for diff in self.diffs:
                 yield from _of(diff, bucket)
@@ -98,7 +98,7 @@ class Rebuild:
     async def _gather(
         self, delta: Delta, bucket: int | None, clearing: set[str], opened: Opened
     ) -> None:
-        """Take all changes of the plan into `delta`, or those of one bucket."""
+        """Add all changes of the plan, or those of one bucket, to `delta`."""
         for diff in self.diffs:
             delta.begin(clears=diff.artifact.to_position in clearing)
             for _ in _of(diff, bucket):
@@ -109,7 +109,7 @@ class Rebuild:
     async def _untouched(
         self, delta: Delta, bucket: int | None, schema: TableSchema, opened: Opened
     ) -> AsyncGenerator[pa.Table]:
-        """Yield the rows of the base that stay, each piece decoded while the one before is folded."""
+        """Yield the base's remaining rows, decoding each piece while the previous one is folded."""
         needed = {*delta.columns.names, *(self.keys if self.diffs else ())}
         fields = pa.schema([f for f in schema.arrow if f.name in needed])
         written = self.base.schema or schema
@@ -124,7 +124,7 @@ class Rebuild:
                     yield piece
 
     async def _untyped(self) -> pa.Table:
-        """Return the whole table, under columns that fit all that was found."""
+        """Return the whole table, with columns that fit all values."""
         rows: list[pa.RecordBatch] = []
         async with aclosing(self.files.open_all(self.base.parts)) as opened:
             async for part, source in opened:
@@ -140,7 +140,7 @@ class Rebuild:
 
 
 async def truncates(diff: ChosenFiles, files: PartFiles, keys: Sequence[str]) -> bool:
-    """Return whether any part of the diff begins with a TRUNCATE, which holds for all of them."""
+    """Return whether any part of the diff begins with a TRUNCATE, which then applies to all parts."""
     async with aclosing(files.open_all(diff.parts)) as opened:
         async for part, source in opened:
             first = await finish(asyncio.to_thread(next, diff.changes(part, source, keys), None))
@@ -150,7 +150,7 @@ async def truncates(diff: ChosenFiles, files: PartFiles, keys: Sequence[str]) ->
 
 
 async def in_thread(items: Iterator[T]) -> AsyncGenerator[T]:
-    """Yield what an iterator yields, each item made in another thread; a generator is closed there."""
+    """Yield the iterator's items, each made in another thread, where a generator is closed too."""
     nothing = object()
     try:
         while (item := await finish(asyncio.to_thread(next, items, nothing))) is not nothing:
@@ -161,7 +161,7 @@ async def in_thread(items: Iterator[T]) -> AsyncGenerator[T]:
 
 
 def batches_of(piece: pa.Table, *, needed: bool) -> list[pa.RecordBatch]:
-    """Return the batches with rows; an empty one if there is none and one is needed."""
+    """Return the nonempty batches, or one empty batch if there is none and one is needed."""
     batches: list[pa.RecordBatch] = [batch for batch in piece.to_batches() if len(batch)]
     if batches or not needed:
         return batches
@@ -169,7 +169,7 @@ def batches_of(piece: pa.Table, *, needed: bool) -> list[pa.RecordBatch]:
 
 
 async def in_batches(pieces: AsyncGenerator[pa.Table]) -> AsyncGenerator[pa.RecordBatch]:
-    """Yield the rows in batches: at least one, which may be empty and has the columns."""
+    """Yield the rows in batches. The first may be empty but always has the columns."""
     needed = True
     async with aclosing(pieces):
         async for piece in pieces:
@@ -194,9 +194,10 @@ def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def prefetch(items: Iterator[T]) -> Generator[T]:
-    """Yield the same items, each made in another thread while the one before is in use.
+    """Yield the same items, each made in another thread while the previous one is in use.
 
-    Closed early, it waits for the item under way: nothing is read behind the caller's back.
+    If closed early, waits for the item in progress, so nothing is read after the caller has closed
+    it.
     """
     nothing = object()
     with ThreadPoolExecutor(1, "archive-ahead") as maker:

@@ -1,11 +1,11 @@
-"""Rows and changes of writers that record no schema: types as declared or found, keys from the images.
+"""Rows and changes of writers that record no schema. Types are declared or inferred.
 
-Files of one archive may differ in what they show: a column that is null everywhere, an integer that
-is written as a double. What comes out has columns that fit all of them.
+Keys come from the images. Files of one archive may differ in their types: a column may be null
+everywhere in one, or an integer written as a double. The resulting columns fit all of them.
 
-The published writer takes rows from PostgreSQL: its baseline has typed values and its stream has
-text, so a column may be a number in one file and a string in the next. Declared types bring both
-together, and keep decimals what they are. A column of an unknown type stays as it was found.
+The published writer takes rows from PostgreSQL. Its baseline has typed values and its stream has
+text, so a column may be a number in one file and a string in the next. Declared types reconcile
+both, and keep decimals exact. A column of unknown type stays as found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streamfold.archive.read.folding import Delta, columns_of, fitted
 from streamfold.archive.schema import is_decimal
 from streamfold.errors import InvalidError
 
-#: Decimal digits that 128 and 256 bits hold.
+#: Decimal digits that fit 128 and 256 bits.
 _DIGITS_128, _DIGITS_256 = 38, 76
 _INTEGERS = {
     pa.int16(): ("int2", "smallint", "smallserial"),
@@ -57,14 +57,14 @@ _KINDS = {
     name: kind for kind, names in {**_INTEGERS, **_FLOATS, **_OTHERS}.items() for name in names
 }
 _NUMERIC = re.compile(r"(?:numeric|decimal)(?:\((\d+)(?:, ?(\d+))?\))?")
-#: A length, or digits of a second, which say nothing about the type.
+#: A length or a number of fractional digits, which do not affect the type.
 _MODIFIER = re.compile(r"\(\d+\)")
 _TRUE, _FALSE = ("t", "true"), ("f", "false")
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTypes:
-    """The types of a manifest's `columns`, by name, as PostgreSQL calls them."""
+    """The types in a manifest's `columns`, by name, as PostgreSQL names them."""
 
     names: dict[str, str] = field(default_factory=dict)
 
@@ -76,13 +76,13 @@ class DeclaredTypes:
         )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with every column in its declared type."""
+        """Return the batch with every column in its declared type."""
         if self.names.keys().isdisjoint(batch.schema.names):
             return batch
         return pa.RecordBatch.from_struct_array(self._image(batch.to_struct_array()))
 
     def changes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The changes with every column of `before` and `after` in its declared type."""
+        """Return the changes with every column of `before` and `after` in its declared type."""
         for name in ("before", "after"):
             index = batch.schema.get_field_index(name)
             batch = batch.set_column(index, name, self._image(batch[name]))
@@ -116,7 +116,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.null_count == len(column):
         return pa.nulls(len(column), kind)
     if not pa.types.is_string(column.type):
-        # Arrow refuses casts that would lose digits. A float4 became a double on the way.
+        # Arrow rejects casts that would lose digits. A float4 became a double on the way.
         return column.cast(kind, safe=not pa.types.is_float32(kind))
     if pa.types.is_boolean(kind):
         return _each(column, kind, _truth)
@@ -138,7 +138,7 @@ def _truth(text: str) -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    """Base64, as the baseline has them, or hexadecimal digits, as the stream has them."""
+    """Decode base64, as in the baseline, or hexadecimal digits, as in the stream."""
     try:
         return (
             bytes.fromhex(text[2:])
@@ -163,10 +163,10 @@ def _moments(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _numeric(column: pa.Array, precision: str | None, scale: str | None) -> pa.Array:
-    """Exact decimals: of the declared digits, else of as many as the values need."""
+    """Return exact decimals with the declared digits, or else as many as the values need."""
     if is_decimal(column.type):
         return column
-    # The text of a double is the shortest that is the same double: what its writer had.
+    # A double's text is the shortest that reads back as the same double, so it is the writer's.
     values = [None if v is None else Decimal(str(v)) for v in column.to_pylist()]
     if precision is not None:
         return pa.array(values, decimal_type(int(precision), int(scale or 0)))
@@ -178,7 +178,7 @@ def _numeric(column: pa.Array, precision: str | None, scale: str | None) -> pa.A
 
 
 def digits_of(values: Iterable[Decimal]) -> tuple[int, int]:
-    """The digits before and after the point that hold all of these."""
+    """Return the digits before and after the point that suffice for all values."""
     whole = fraction = 0
     for value in values:
         if not value.is_finite():
@@ -189,7 +189,7 @@ def digits_of(values: Iterable[Decimal]) -> tuple[int, int]:
 
 
 def decimal_type(precision: int, scale: int) -> pa.DataType:
-    """The decimal of these digits; ValueError if it has too many."""
+    """Return the decimal type with these digits. Raises ValueError if there are too many."""
     if precision > _DIGITS_256:
         raise ValueError(f"{precision} digits are more than the {_DIGITS_256} that a decimal holds")
     return (
@@ -200,7 +200,7 @@ def decimal_type(precision: int, scale: int) -> pa.DataType:
 
 
 def with_keys(changes: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
-    """Return changes of an unknown schema with typed keys, from the images or the key's text."""
+    """Return changes of unknown schema with typed keys, from the images or from the key's text."""
     text = changes["key"].flatten()[0]
     images = changes["after"].type
     key_columns = [f for f in images if f.name in keys]
@@ -208,7 +208,7 @@ def with_keys(changes: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
     sides = [columns_of(changes[side], key_schema) for side in ("after", "before")]
     values = {f.name: pc.coalesce(*(s[f.name] for s in sides)) for f in key_columns}
     if len(keys) == 1 and (keys[0] in values or not images.num_fields):
-        # A published DELETE may come without an image: the text of a single key is its value.
+        # A published DELETE may have no image. The text of a single key is its value.
         value = values.get(keys[0], pa.nulls(len(changes), pa.string()))
         values[keys[0]] = pc.coalesce(value, _parsed(text, value.type))
     truncates = pc.equal(changes["action"], "TRUNCATE")
@@ -243,7 +243,7 @@ def _parsed(text: pa.Array, kind: pa.DataType) -> pa.Array:
 def fold_untyped(
     rows: Sequence[pa.RecordBatch], diffs: Sequence[Sequence[pa.RecordBatch]], keys: Sequence[str]
 ) -> pa.Table:
-    """Return rows with changes applied, where each file has columns of its own."""
+    """Return rows with changes applied, where each file has its own columns."""
     changes = [batch for diff in diffs for batch in diff]
     columns = unified([*map(_row_types, rows), *map(_image_types, changes)])
     delta = Delta(columns, _key_columns(columns, changes, keys))
@@ -265,7 +265,10 @@ def _image_types(changes: pa.RecordBatch) -> pa.Schema:
 
 
 def _types(fields: Iterable[pa.Field], columns: Iterable[Sequence[pa.Array]]) -> pa.Schema:
-    """The fields; columns without a value are inferred as strings, and fit any type."""
+    """Return the fields, with type null for columns without values.
+
+    Such columns were inferred as strings, but fit any type.
+    """
     return pa.schema(
         [
             pa.field(f.name, pa.null())
@@ -277,7 +280,7 @@ def _types(fields: Iterable[pa.Field], columns: Iterable[Sequence[pa.Array]]) ->
 
 
 def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return columns that fit the values of all."""
+    """Return columns that fit the values of all schemas."""
     try:
         merged = pa.unify_schemas([pa.schema([]), *schemas], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:

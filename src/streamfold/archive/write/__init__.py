@@ -1,1 +1,1 @@
-"""Writing an archive: parts, artifacts, the commit, and when to write a diff or a base."""
+"""Archive writing: parts, artifacts, the commit, and when to write a diff or a base."""

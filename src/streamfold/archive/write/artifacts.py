@@ -1,7 +1,7 @@
-"""Artifact files: written once in every format, hashed while written, sent to every destination.
+"""Artifact files, written once in every format, hashed while written, sent to every destination.
 
-The one writer of a table makes a plan and may send it to executors, which write the parts of
-different buckets. The writer commits the parts that they report.
+A table's only writer makes a plan and may send it to executors, which write the parts of different
+buckets. The writer commits the parts that they report.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Batches = Iterable[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """What all parts of one artifact have in common. `attempt` is never reused."""
+    """Settings that all parts of one artifact share. `attempt` is never reused."""
 
     epoch: int
     from_position: str | None
@@ -101,8 +101,8 @@ async def write_part(
 ) -> WrittenPart:
     """Write the rows or changes of one bucket in every format of the plan.
 
-    `marks` are further fields of the parts in the manifest, see `streamfold.archive.buckets`.
-    `batches` is read once, in another thread. Memory holds a batch and a few pieces. Larger data
+    `marks` are further fields of the parts in the manifest: see `streamfold.archive.buckets`.
+    `batches` is read once, in another thread. Memory holds one batch and a few pieces. Larger data
     stays in `spool`, or in the folder for temporary files, until it is sent.
     """
     files: dict[str, Part] = {}
@@ -180,7 +180,7 @@ async def _pieces(file: tempfile.SpooledTemporaryFile[bytes], size: int) -> Asyn
 
 @contextmanager
 def _several_passes(batches: Batches, plan: PartPlan, spool: Path | None) -> Iterator[Batches]:
-    """Yield something that can be read once for each format."""
+    """Yield the batches in a form that can be read once for each format."""
     if len(plan.formats) == 1 or isinstance(batches, Sequence):
         yield batches
         return
@@ -190,7 +190,7 @@ def _several_passes(batches: Batches, plan: PartPlan, spool: Path | None) -> Ite
 
 
 class _Replay:
-    """Batches that are stored on the first pass and read from the file afterwards."""
+    """Stores batches on the first pass and reads them from the file afterwards."""
 
     def __init__(self, batches: Batches, schema: pa.Schema, path: str) -> None:
         self._batches: Batches | None = batches

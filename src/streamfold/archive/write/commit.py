@@ -1,13 +1,13 @@
 """The commit: one compare-and-swap of the manifest, with three unambiguous outcomes.
 
-A lost answer looks like a conflict, and a conflict like a lost answer. So every commit has an id,
-which goes into the manifest and into the artifacts that it adds. After anything but a plain success
-the manifest is read back and decides. Repeating the swap is then safe: of two requests with the
-same etag, storage lets one win, and both carry the same commit.
+A lost response looks like a conflict, and a conflict like a lost response. So every commit has an
+id, which goes into the manifest and into the artifacts that it adds. After anything but a plain
+success, reading the manifest back decides. Repeating the swap is then safe: of two requests with
+the same etag, storage lets one win, and both carry the same commit.
 
-`OwnedTable` is the right to commit. Opening claims the table with the next fencing token: from then
-on no earlier writer can commit. Before the first base there is no manifest to claim, so the first
-base is the claim.
+`OwnedTable` is the right to commit. Opening it claims the table with the next fencing token, after
+which no earlier writer can commit. Before the first base there is no manifest to claim, so the
+first base is the claim.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from streamfold.errors import (
 )
 from streamfold.tracing import span
 
-#: Swaps tried before a commit is given up. Only pins and pruning compete with the one writer of a
-#: table, so more conflicts than this mean that something else is wrong.
+#: Swaps to try before giving up a commit. Only pins and pruning compete with a table's one writer,
+#: so more conflicts than this mean that something else is wrong.
 SWAP_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The commit is in the manifest, which is `stored` now."""
+    """The commit is in the manifest, which is now `stored`."""
 
     stored: StoredManifest
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The commit is not in the manifest and never will be. `current` is the manifest instead."""
+    """The commit is not in the manifest and never will be. `current` is the manifest found instead."""
 
     current: StoredManifest | None
     cause: StreamfoldError
@@ -72,7 +72,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The commit may have taken effect, or may yet; nothing that it names may be deleted."""
+    """The commit may have taken effect, or still may. Nothing that it names may be deleted."""
 
     cause: StreamfoldError
 
@@ -187,7 +187,7 @@ class OwnedTable:
         return self.manifest
 
     async def claim(self) -> None:
-        """Take the table over from its previous writer."""
+        """Take over the table from its previous writer."""
         if self._stored is None:
             return
         claim = ClaimTable(self._writer.id, self._writer.claim_id, self.table, self._layout)
@@ -228,7 +228,7 @@ class OwnedTable:
     async def _read(self) -> None:
         """Adopt the committed manifest. Raises if another writer owns it."""
         stored = await self.mirrors.primary.read(self._order)
-        # A missing manifest does not make a new table: the check rejects it.
+        # A missing manifest does not mean a new table: the check rejects it.
         if stored or self._stored:
             RequireWriter(self._writer).check(stored.manifest if stored else None)
         self._adopt(stored)

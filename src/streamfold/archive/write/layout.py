@@ -1,8 +1,8 @@
-"""How an archive names its files and positions: our own layout, or the one that Laredo publishes.
+"""How an archive names its files and positions: our own layout, or Laredo's published one.
 
 Readers of the published layout derive names from positions, order positions as LSNs, and identify
-rows by the text of their keys. So there an artifact has one file per format, names have no random
-part, and sequence numbers are written as LSNs. Everything else in an archive is the same.
+rows by the text of their keys. So in that layout an artifact has one file per format, names have no
+random part, and sequence numbers are written as LSNs. Everything else in an archive is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Formats = tuple[Format, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A layout by its name; an archive keeps the one that it began with."""
+    """A layout by its name. An archive keeps the layout that it began with."""
 
     name: str
     #: The order of positions made from sequence numbers.
@@ -36,13 +36,13 @@ class Layout:
     is_published: bool
 
     def position(self, seq_num: int) -> str:
-        """Return the position of a record; -1 is before the first."""
+        """Return a record's position. -1 stands for the position before the first record."""
         if not self.is_published:
             return str(seq_num)
         return LSN.position(seq_num + 1)  # LSNs are not negative
 
     def seq_num(self, position: str) -> int:
-        """Return the record that `position` was made from."""
+        """Return the seq_num of the record from which `position` was made."""
         return self.order.rank(position) - (1 if self.is_published else 0)
 
     def path(
@@ -92,7 +92,10 @@ class Layout:
         return _published(bases), _published(diffs)
 
     def check(self, manifest: Manifest) -> None:
-        """Raise CommitConflictError if our archive has another layout. Other writers' have none."""
+        """Raise CommitConflictError if our archive has another layout.
+
+        Archives by other writers have none.
+        """
         layout = manifest.layout or STREAMFOLD.name
         if manifest.commit_id is not None and layout != self.name:
             raise CommitConflictError(

@@ -1,12 +1,13 @@
-"""When to write a diff and when a new base: a pure decision over numbers.
+"""Decides when to write a diff and when a new base, from numbers alone.
 
 Everything is measured from committed data, so a restart changes nothing: the age of the last base
-comes from the manifest. A limit is reached at its value (>=); None or 0 turns it off. The rules apply
-in this order, and the first limit that is reached is the reason:
+comes from the manifest. A limit is reached at its value (>=). None or 0 turns it off. The rules
+apply in this order, and the first limit that is reached is the reason:
 
-1. nothing is due if no change is pending and the chain is empty or `max_interval` is not over;
-2. `min_interval` is a floor: no base is written before it is over, whatever the other limits say;
-3. `max_interval`, also on a quiet table whose chain is not empty;
+1. nothing is due if no change is pending and the chain is empty or `max_interval` has not passed;
+2. `min_interval` is a floor: no base is written before it has passed, whatever the other limits
+   say;
+3. `max_interval`, even on a quiet table if its chain is not empty;
 4. the pending diff: `max_diff_bytes`, `max_diff_fraction` of the last base's bytes;
 5. changed rows since the base: `max_churn_records`, `max_churn_fraction` of the table's rows;
 6. the chain with the pending diff: `max_chain_bytes`, `max_chain_diffs`, `max_replay_seconds`.
@@ -31,7 +32,7 @@ REPLAY_SECONDS_PER_DIFF = 0.05
 
 
 class Action(enum.StrEnum):
-    """What to do now."""
+    """The artifact to write now, if any."""
 
     NOTHING = "nothing"
     DIFF = "diff"
@@ -40,7 +41,7 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and for a base which limit was reached: the manifest records it."""
+    """The action, and for a base the limit that was reached, which the manifest records."""
 
     action: Action
     trigger: str | None = None
@@ -48,7 +49,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits of one table. None is set by default, and the chain then grows without bound."""
+    """Limits of one table. By default none is set, and the chain grows without bound."""
 
     min_interval: timedelta | None = None
     max_interval: timedelta | None = None
@@ -72,17 +73,17 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What would go into the next diff."""
+    """The contents of the next diff."""
 
     changes: int
     size_bytes: int
-    #: Rows of the table, with the changes applied.
+    #: Rows of the table after the changes.
     table_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """The last base, and what was committed since."""
+    """The last base, and the commits since."""
 
     since_base: timedelta
     base_bytes: int
@@ -94,10 +95,10 @@ class ChainState:
 
 
 def chain_state(manifest: Manifest, now: datetime) -> ChainState:
-    """Return the state according to the manifest. A clock that went back counts as zero time.
+    """Return the state according to the manifest. A clock that went backwards counts as zero time.
 
-    Sizes are those of the first format of the newest diff, or of the base, so that like is compared
-    with like.
+    Sizes are those of the newest diff's first format, or of the base's, so sizes of the same format
+    are compared.
     """
     base, chain = manifest.base, manifest.chain
     form = next(iter((chain[-1] if chain else base).formats))
@@ -112,7 +113,7 @@ def chain_state(manifest: Manifest, now: datetime) -> ChainState:
 
 
 def decide(limits: Thresholds, state: ChainState, pending: Pending) -> Decision:
-    """Return what is due now. The same input always gives the same answer."""
+    """Return what is due now. Deterministic: the same input always gives the same decision."""
     overdue = _is_overdue(limits, state)
     quiet = pending.changes == 0
     if quiet and not (overdue and state.diffs):
@@ -124,7 +125,7 @@ def decide(limits: Thresholds, state: ChainState, pending: Pending) -> Decision:
 
 
 def is_overdue(limits: Thresholds, manifest: Manifest, now: datetime) -> bool:
-    """Return whether a quiet table is due for a base: what `decide` says without pending changes."""
+    """Return whether a quiet table is due for a base, as `decide` does without pending changes."""
     least = limits.max_interval and limits.max_interval * (1 - limits.jitter)
     if not least or now - parse_time(manifest.base.created_at) < least:
         return False

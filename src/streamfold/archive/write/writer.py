@@ -1,7 +1,7 @@
-"""The single writer of a table's archive: bases, diffs and re-bases, each in one commit.
+"""A table's only archive writer: bases, diffs and re-bases, each in one commit.
 
-Data handed in is safe when the call returns, and not before. A call that raises may be repeated
-with the same positions, also by another process, and never commits half of its data.
+Data passed to a call is safe once the call returns, and not before. A call that raises may be
+repeated with the same positions, even by another process. It never commits half of its data.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from streamfold.archive.write.commit import OwnedTable
 from streamfold.archive.write.layout import STREAMFOLD, Layout
 from streamfold.errors import InvalidError, StreamfoldError
 
-#: Rows of a base: all in one, or by key bucket.
+#: Rows of a base, all together or by key bucket.
 Rows = Batches | Mapping[int, Batches]
 
-#: Reason for a base before which changes are missing: followers have to load it.
+#: Reason for a base before which changes are missing, so followers must load it.
 GAP = "gap"
-#: Files checked or copied together: enough to hide the round trips of an object store.
+#: Files to check or copy together: enough to hide an object store's round trips.
 FILES_AT_ONCE = 16
 
 
@@ -56,10 +56,10 @@ def _new_id() -> str:
 
 
 class ArchiveWriter:
-    """Publishes one table. `open` takes the table over from its previous writer.
+    """Publishes one table. `open` takes over the table from its previous writer.
 
-    Allows one call at a time. After `WriterFencedOutError` every further call fails the same way.
-    After any other error the next call first reads the manifest and continues from its head.
+    Allows one call at a time. After `WriterFencedOutError`, every further call fails the same way.
+    After any other error, the next call first reads the manifest and continues from its head.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ArchiveWriter:
         Renames an archive that has one of `former_names`. Positions are in the order of the layout
         unless `order` is given.
 
-        First tests every destination for compare-and-swap, then claims the table: from then on no
+        First tests every destination for compare-and-swap, then claims the table, after which no
         earlier writer can commit. Merges the schema with the archive's. Rejects a schema that does
         not fit, and storage that ignores conditions, before anything is written to the table.
         """
@@ -124,11 +124,11 @@ class ArchiveWriter:
             former_names=former_names, layout=layout.name if layout.is_published else None,
         )  # fmt: skip
         await owned.check_destinations(destinations)
-        _merged_schema(await _load(owned, layout, destinations), schema)  # refuses before the claim
+        _merged_schema(await _load(owned, layout, destinations), schema)  # rejects before the claim
         await owned.claim()
         return cls(
             owned,
-            # The previous writer may have added columns until the claim.
+            # The previous writer may have added columns before the claim.
             _merged_schema(owned.manifest, schema),
             formats=formats,
             diff_formats=diffs,
@@ -141,7 +141,7 @@ class ArchiveWriter:
 
     @property
     def manifest(self) -> Manifest | None:
-        """What was committed last, None before the first base."""
+        """The last committed manifest, or None before the first base."""
         return self._owned.manifest
 
     @property
@@ -156,7 +156,7 @@ class ArchiveWriter:
 
     @property
     def lagging(self) -> Mapping[str, StreamfoldError]:
-        """Destinations that lack the last commit, by URI, and why. The next write repairs them."""
+        """Destinations that lack the last commit, by URI, with reasons. The next write repairs them."""
         return dict(self._owned.mirrors.lagging)
 
     def evolve(self, schema: TableSchema) -> None:
@@ -177,7 +177,7 @@ class ArchiveWriter:
         """Commit all rows of the table at `to_position`, and open an epoch.
 
         A base after the head needs the reason `GAP`: no diff has the changes in between, so
-        followers have to load the base. `rebase` commits those changes too, which saves followers
+        followers must load the base. `rebase` commits those changes too, which saves followers
         the load. `incomplete_before` states that changes before that position, and so perhaps rows,
         are missing.
         """
@@ -204,10 +204,9 @@ class ArchiveWriter:
         source: Source | None = None,
         source_range: SourceRange | None = None,
     ) -> Manifest:
-        """Commit a base together with the diff from the head to it, so that followers need not
-        reload.
+        """Commit a base together with the diff from the head to it, which saves followers a reload.
 
-        `reuse` names key buckets without changes since the last base; their files are reused.
+        `reuse` names key buckets without changes since the last base, whose files are reused.
         Changes up to the head are already in the archive and are not read. `source_range` is the
         range of the changes.
         """
@@ -267,7 +266,7 @@ class ArchiveWriter:
     ) -> PartPlan:
         """Return the plan that all parts of a base at `to_position` share.
 
-        `incomplete_before` is the one of the artifacts that the base is folded from.
+        `incomplete_before` is that of the artifacts from which the base is folded.
         """
         rank = self._order.rank(to_position)
         if self.head is not None and rank < self._order.rank(self.head):
@@ -344,7 +343,7 @@ class ArchiveWriter:
         return await self._append(plan.schema, (diff,), source)
 
     async def complete(self, parts: Sequence[WrittenPart]) -> None:
-        """Ensure that every destination holds the files of these parts."""
+        """Ensure that every destination has the files of these parts."""
         incomplete = [part for part in parts if part.lacking]
         if not await self._all_held([(part, part.lacking) for part in incomplete]):
             names = sorted(file.path for part in incomplete for file in part.files.values())
@@ -353,15 +352,15 @@ class ArchiveWriter:
             )
 
     async def holds(self, parts: Sequence[WrittenPart]) -> bool:
-        """Return whether the files of parts written earlier still exist.
+        """Return whether the files of previously written parts still exist.
 
-        Copies files that one destination has lost from another.
+        Files that one destination has lost are copied from another.
         """
         everywhere = self._owned.mirrors.uris
         return await self._all_held([(part, everywhere) for part in parts])
 
     async def _all_held(self, parts: Sequence[tuple[WrittenPart, Collection[str]]]) -> bool:
-        """Copy files to destinations that lack them. Returns False if some file is nowhere."""
+        """Copy files to destinations that lack them. Returns False if some file is in none."""
         files = [(file, lacking) for part, lacking in parts for file in part.files.values()]
         complete = self._owned.mirrors.complete
         for start in range(0, len(files), FILES_AT_ONCE):
@@ -379,7 +378,7 @@ class ArchiveWriter:
         return self.manifest
 
     async def check_owner(self) -> None:
-        """Raise WriterFencedOutError if another writer has taken the table, without a commit."""
+        """Raise WriterFencedOutError if another writer has taken the table. Commits nothing."""
         await self._owned.check_owner()
 
     async def _write_rows(self, plan: PartPlan, rows: Rows) -> list[WrittenPart]:

@@ -1,1 +1,1 @@
-"""Blobs in everything that obstore reaches: memory, S3-compatible services, GCS, Azure."""
+"""Stores blobs in everything that obstore supports: memory, S3-compatible services, GCS, Azure."""

@@ -35,11 +35,11 @@ from streamfold.errors import (
 #: The exceptions that obstore raises.
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
 
-#: obstore's name for our credential provider.
+#: Name that obstore gives to our credential provider.
 _PROVIDER = "External AWS credential provider"
 _KEYS_REFUSED = "the service does not accept the credentials; check AWS_PROFILE or the AWS_* keys"
 _OTHER_REGION = "the bucket is in another region; set AWS_REGION to the region of the bucket"
-#: Meanings of S3's error codes that do not explain themselves.
+#: Meanings of S3 error codes that are not self-explanatory.
 _MEANINGS = {
     "NoSuchBucket": "the bucket does not exist; create it, or check its name",
     "InvalidAccessKeyId": _KEYS_REFUSED,
@@ -54,7 +54,7 @@ _MEANINGS = {
 
 
 class FailureKind(enum.Enum):
-    """What is known about the effect of a failed request."""
+    """The known effect of a failed request."""
 
     NOT_FOUND = "not found"
     EXISTS = "exists"
@@ -67,14 +67,14 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """One failed request. `reason` is safe to show."""
+    """One failed request. `reason` is safe to show to users."""
 
     kind: FailureKind
     reason: str
     status: int | None = None
-    #: Whether it belonged to a multipart upload before the request that makes the blob visible.
+    #: Whether it belonged to a multipart upload, before the request that makes the blob visible.
     before_completion: bool = False
-    #: Whether there were no credentials to sign it with.
+    #: Whether it was not signed because there were no credentials.
     unsigned: bool = False
 
     @property
@@ -86,7 +86,7 @@ class FailedRequest:
 
 
 def classify_error(error: Exception) -> FailedRequest:
-    """Classify one exception of obstore."""
+    """Classify one obstore exception."""
     # After the last marker comes Rust's debug form, which escapes newlines in values, so a key or
     # response cannot imitate a line of it.
     dump = str(error).rpartition("\n\nDebug source:\n")[2]
@@ -114,7 +114,7 @@ def read_error(store: str, key: str, failure: FailedRequest) -> StreamfoldError:
 def write_error(
     store: str, key: str, failure: FailedRequest, *, outcome_unknown: bool
 ) -> StreamfoldError:
-    """Return the error of a failed write. `outcome_unknown`: whether an attempt may have worked."""
+    """Return the error of a failed write. `outcome_unknown`: an attempt may have succeeded."""
     if outcome_unknown:
         return BlobOutcomeUnknownError(
             f"blob {key!r} in {store} may or may not have been written: {failure.reason}; "
@@ -127,7 +127,7 @@ def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> 
     if isinstance(error, AlreadyExistsError):
         return FailureKind.EXISTS
     if code == "NoSuchBucket":
-        # A missing bucket is not a missing blob. A reader must not mistake it for an empty store.
+        # A missing bucket is not a missing blob: a reader must not mistake it for an empty store.
         return FailureKind.REFUSED
     if isinstance(error, PreconditionError):
         return FailureKind.CHANGED
@@ -147,7 +147,7 @@ def _kind(error: Exception, dump: str, status: int | None, code: str | None) -> 
 
 def _was_not_sent(dump: str) -> bool:
     if _PROVIDER in dump:
-        return True  # no credentials to sign a request with
+        return True  # no credentials to sign the request with
     return bool(re.search(r"^\s+kind: (Connect|Builder),$", dump, re.MULTILINE))
 
 
@@ -210,17 +210,18 @@ class RequestLimits:
 
     #: Time to connect, after which a host counts as down.
     connect_timeout: float = 5.0
-    #: Time of one request with its body. A 128 MiB blob needs 18 Mbit/s.
+    #: Time for one request with its body. At this limit, a 128 MiB blob needs 18 Mbit/s.
     request_timeout: float = 60.0
     #: Maximum attempts per request, including the first.
     attempts: int = 4
-    #: Pause after the first failure. Doubles up to `longest_pause`, each up to half shorter.
+    #: Pause after the first failure. Doubles up to `longest_pause`; each pause is randomly up to
+    #: half shorter.
     first_pause: float = 0.1
     longest_pause: float = 2.0
 
     @classmethod
     def take_from(cls, options: Mapping[str, str]) -> tuple[RequestLimits, dict[str, str]]:
-        """Return the limits among `options`, and the other options."""
+        """Return the limits found in `options`, and the remaining options."""
         names = {field.name for field in fields(cls)}
         limits = {name: _parse(name, text) for name, text in options.items() if name in names}
         attempts = int(limits.pop("attempts", cls().attempts))

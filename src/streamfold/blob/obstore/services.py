@@ -1,4 +1,4 @@
-"""S3, GCS and Azure: their options, and how a store in them is opened."""
+"""S3, GCS and Azure: their options, and how their stores are opened."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _SERVICES: dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]] = {
     "gs": GCSStore,
     "az": AzureStore,
 }
-#: An option of the connection, not of a service: obstore panics on one that is among those.
+#: A connection option. obstore panics if it is passed among the service's options.
 _ALLOW_HTTP = "allow_http"
-#: The option of a function that gives credentials, and those that hold some, or want none.
+#: The option for a credential provider, and the options that hold credentials or disable signing.
 _PROVIDER = "credential_provider"
 _CREDENTIAL_OPTIONS = ("access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature")
-#: Where AWS tools look for the endpoint, in their order.
+#: Variables in which AWS tools look for the endpoint, in their order.
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _NAME = msgspec.Meta(
     pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,221}\Z",
@@ -105,12 +105,12 @@ def _identified(options: Mapping[str, str], provider: CredentialProvider | None)
 
 
 def _s3_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    # One request per deletion works with every service; the bulk form does not.
+    # One request per deletion works with every service. The bulk form does not.
     config: dict[str, Any] = {"disable_bulk_delete": True, **options}
     endpoints = [environment[name] for name in _ENDPOINT_VARIABLES if environment.get(name)]
     endpoint = options.get("endpoint") or (endpoints[0] if endpoints else None)
     # obstore prefers this variable even to an explicit option, and has no key to override it
-    # (upstream defect 14): refuse, or blobs would go elsewhere without notice.
+    # (upstream defect 14). Reject the conflict, or blobs would silently go elsewhere.
     overriding = environment.get("AWS_ENDPOINT_URL_S3")
     if overriding and overriding != endpoint:
         raise InvalidError(
@@ -121,7 +121,7 @@ def _s3_config(options: Mapping[str, Any], environment: Mapping[str, str]) -> di
 
 
 def _allows_http(config: Mapping[str, Any]) -> bool:
-    """Whether requests may be sent without TLS: by the option, or by the scheme of the endpoint."""
+    """Return whether plain HTTP is allowed, by the option or by the endpoint's scheme."""
     asked = str(config.get(_ALLOW_HTTP, "")).lower() == "true"
     return asked or str(config.get("endpoint", "")).startswith("http://")
 
@@ -154,7 +154,7 @@ def _connect(
         )
         return store
     except (BaseError, ValueError) as error:
-        # The text may quote an option's value, and that value may be a secret.
+        # The text may quote an option's value, which may be a secret.
         failure = type(error).__name__
     raise InvalidError(
         f"blob store {url!r} cannot be opened with options {sorted(config)} ({failure}): "

@@ -1,4 +1,4 @@
-"""Blobs in anything that obstore reaches: memory, S3-compatible services, GCS, Azure."""
+"""The blob store for everything that obstore supports: memory, S3-compatible services, GCS, Azure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ if TYPE_CHECKING:  # these exist only in obstore's stubs
 
 T = TypeVar("T")
 
-#: Entries per step of a listing: what S3 and GCS return per request.
+#: Entries per step of a listing: as many as S3 and GCS return per request.
 LIST_PAGE = 1000
 
 
 class ObstoreBlobStore(BlobStore):
-    """The guarantees of `BlobStore`, as far as the service behind obstore gives them.
+    """Stores blobs through obstore, with as many guarantees of `BlobStore` as the service gives.
 
     S3 and GCS list in byte order. S3 directory buckets and Azure accounts with a hierarchical
-    namespace do not: `list` stops with `StorageError` at the first key out of order.
-
-    `name` is the store's name in messages. `repeating` retries failed requests, `single` sends each
-    once; both reach the same bucket and prefix. `swap_field` is what the service compares.
+    namespace do not: `list` stops with `StorageError` at the first key out of order. `name` is the
+    store's name in messages. `repeating` retries failed requests, `single` sends each once; both
+    reach the same bucket and prefix. `swap_field` is the field that the service compares.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class ObstoreBlobStore(BlobStore):
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         check_key(key)
         check_range(key, start, length)
-        if length == 0:  # obstore refuses it without checking that the blob exists
+        if length == 0:  # obstore rejects it without checking that the blob exists
             await self.head(key)
             return b""
         try:
@@ -102,7 +101,7 @@ class ObstoreBlobStore(BlobStore):
         raise read_error(self._name, key, failure)
 
     async def stream(self, key: str, chunk_size: int = DEFAULT_CHUNK_SIZE) -> AsyncIterator[bytes]:
-        # One ranged request per piece, not one long response: a slow consumer then cannot run into
+        # One ranged request per piece, not one long response: then a slow consumer cannot run into
         # the request timeout, and a broken connection costs one piece.
         check_chunk_size(chunk_size)
         meta = await self.head(key)
@@ -117,8 +116,8 @@ class ObstoreBlobStore(BlobStore):
     async def list(self, prefix: str = "") -> AsyncIterator[BlobMeta]:
         check_prefix(prefix)
         folder, _, begun = prefix.rpartition("/")
-        # obstore takes prefixes of whole segments only, and starts after the offset: the blob
-        # whose key is the prefix itself needs a separate request.
+        # obstore accepts only prefixes of whole segments, and starts after the offset. So a blob
+        # whose key is exactly the prefix needs a separate request.
         offset = prefix if begun not in ("", ".", "..") else None
         if offset:
             exact = await self._find(offset)

@@ -1,12 +1,12 @@
 """Writes through obstore with known outcomes: uploads, put-if-absent, compare-and-swap.
 
-obstore's own retries are off for every request that publishes or deletes a blob, because it does not
-tell whether "already exists" is due to another write or to its own first attempt, whose response was
-lost. So each conditional write stores an id with the blob. After a rejection, reading back shows whose
-write it was, even if both wrote the same bytes.
+obstore's own retries are off for every request that publishes or deletes a blob, because obstore
+does not reveal whether "already exists" is due to another write or to its own first attempt, whose
+response was lost. So each conditional write stores an id with the blob. After a rejection, reading
+back shows whose write it was, even if both wrote the same bytes.
 
-A swap may also have worked and been replaced since. Then the blob does not show it, and the outcome is
-unknown.
+A swap may also have succeeded and then been replaced. In that case the blob does not show it, and
+the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from obstore import PutResult, UpdateVersion
     from obstore.store import ObjectStore
 
-#: Bytes per part of a multipart upload. S3 allows 10,000 parts of 5 MiB to 5 GiB, so blobs may have
-#: 80 GiB. Blobs of at most one part take a single request.
+#: Bytes per part of a multipart upload. S3 allows 10,000 parts of 5 MiB to 5 GiB, so blobs can
+#: reach 80 GiB. Blobs of at most one part take a single request.
 PART_SIZE = 8 * 1024 * 1024
 #: Concurrent parts, which bound an upload's memory to about (this + 2) * PART_SIZE.
 PARTS_IN_FLIGHT = 3
@@ -46,8 +46,8 @@ PARTS_IN_FLIGHT = 3
 ABORT_TIMEOUT = 5.0
 #: Metadata field with the id of the conditional write. Azure allows only identifiers.
 WRITE_ID = "streamfoldwriteid"
-#: What a service compares in a swap: the etag, or on GCS the generation, which obstore calls the
-#: version. Callers see either as the etag.
+#: The value that a service compares in a swap: the etag, or on GCS the generation, which obstore
+#: calls the version. Callers see either as the etag.
 SwapField = Literal["e_tag", "version"]
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class UploadSource:
 
 
 async def read_first_part(pieces: AsyncIterator[bytes]) -> tuple[bytes, bool]:
-    """Return at least one part's bytes and False, or all bytes and True."""
+    """Return more than one part's bytes and False, or all bytes and True."""
     buffer = bytearray()
     async for piece in pieces:
         buffer += piece
@@ -119,8 +119,8 @@ async def iterate_parts(data: bytes) -> AsyncIterator[bytes]:
 async def upload_parts(store: ObjectStore, key: str, source: UploadSource) -> None:
     """Send all of `source`. If this task is cancelled, remove the parts already sent.
 
-    Dropping obstore's future would leave them in the bucket, invisible but billed. obstore aborts only
-    if its iterator raises, so a cancelled call makes it raise.
+    Dropping obstore's future would leave them in the bucket, invisible but billed. obstore aborts
+    an upload only if its iterator raises, so cancellation makes the iterator raise.
     """
     upload = asyncio.ensure_future(
         store.put_async(
@@ -148,7 +148,7 @@ def new_write_id() -> str:
 
 
 class ObjectWriter:
-    """Retries writes within `limits`, and reports exactly what is known when giving up.
+    """Retries writes within `limits`, and reports the exact outcome when giving up.
 
     `single` sends every request once. `repeating` accesses the same bucket and retries by itself,
     which is safe for reads and upload parts.
@@ -176,7 +176,7 @@ class ObjectWriter:
         await self._repeat(key, lambda _: send(self._single.put_async(key, data)))
 
     async def put_pieces(self, key: str, pieces: AsyncIterator[bytes]) -> None:
-        """Write what `pieces` yields. Its own errors are raised unchanged."""
+        """Write everything that `pieces` yields. Errors of the iterator are raised unchanged."""
         first, complete = await read_first_part(pieces)
         if complete:
             await self.put_bytes(key, first)
@@ -184,21 +184,21 @@ class ObjectWriter:
             await self._put_parts(key, UploadSource(pieces, first))
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
-        """Write `data` unless another write's blob exists."""
+        """Write `data` unless a blob from another write exists."""
         write_id = new_write_id()
         return await self._repeat(
             key, lambda outcome_unknown: self._create(key, data, write_id, outcome_unknown)
         )
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        """Replace the blob with `etag`, or one that this call wrote."""
+        """Replace the blob that has `etag`, or one that this call itself wrote."""
         write_id = new_write_id()
         return await self._repeat(
             key, lambda outcome_unknown: self._swap(key, data, etag, write_id, outcome_unknown)
         )
 
     async def delete(self, key: str) -> None:
-        """Delete the blob. A missing one is no error, although some services report one."""
+        """Delete the blob. Succeeds if it does not exist, even if the service reports an error."""
 
         async def remove(_: bool) -> FailedRequest | None:
             result = await send(self._single.delete_async(key))
@@ -210,7 +210,7 @@ class ObjectWriter:
     async def _repeat(self, key: str, attempt: Callable[[bool], Awaitable[T | FailedRequest]]) -> T:
         """Retry `attempt` until it succeeds, and return its result.
 
-        `attempt` sends one request; its argument says whether an earlier one may have worked.
+        `attempt` sends one request. Its argument says whether an earlier one may have succeeded.
         """
         outcome_unknown = False
         pauses = self._limits.pauses()
@@ -243,8 +243,9 @@ class ObjectWriter:
             return self._etag_of(key, result)
         if result.kind is not FailureKind.EXISTS:
             return result
-        # S3 sends 409 while another conditional write runs, which may yet fail, and Azure for
-        # "exists"; any other refusal is final unless the outcome of an earlier attempt is unknown.
+        # S3 sends 409 while another conditional write runs, which may yet fail; Azure sends it for
+        # "exists". Any other rejection is final unless the outcome of an earlier attempt is
+        # unknown.
         if not outcome_unknown and result.status != 409:
             raise self._exists(key)
         stored = await self._find(key)
@@ -273,7 +274,7 @@ class ObjectWriter:
     async def _settle_swap(
         self, key: str, write_id: str, failure: FailedRequest, outcome_unknown: bool
     ) -> str | FailedRequest:
-        """Return the new etag if the stored blob is ours; raise why if it is not."""
+        """Return the new etag if the stored blob is ours. Otherwise raise the reason."""
         if failure.status == 404 and not outcome_unknown:
             raise self._gone(key)
         if failure.status == 412 and not outcome_unknown:
@@ -291,7 +292,7 @@ class ObjectWriter:
         return stored[1]
 
     async def _find(self, key: str) -> tuple[str | None, str] | None:
-        """Return the blob's write id and etag; None if it was deleted or cannot be read."""
+        """Return the blob's write id and etag, or None if it was deleted or cannot be read."""
         try:
             head = await self._repeating.get_async(key, options={"head": True})
         except OBSTORE_ERRORS:

@@ -209,7 +209,7 @@ async def _print_news(archive: Archive, output: Output, since: str | None, poll:
 
 
 async def _while_read(work: Awaitable[None]) -> None:
-    """Work until the reader of standard output closes it."""
+    """Run `work` until it is done or the reader of standard output closes it."""
     working = asyncio.ensure_future(work)
     unread = asyncio.create_task(output_closed())
     try:

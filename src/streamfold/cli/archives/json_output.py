@@ -1,6 +1,6 @@
-"""The JSON that the archive commands print, and the same as text for people.
+"""The JSON that the archive commands print, and the equivalent text for people.
 
-Members may be added; none is renamed, removed or given another type.
+Members may be added, but are never renamed, removed or given another type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def listed_shape(uri: str, manifest: Manifest | StreamfoldError) -> Shape:
-    """One archive in a listing, or why it cannot be used."""
+    """Describe one archive in a listing, or why it is unusable."""
     if isinstance(manifest, StreamfoldError):
         return {"uri": uri, "error": {"code": manifest.code, "message": manifest.message}}
     return manifest_shape(uri, manifest)
@@ -37,7 +37,7 @@ def listed_line(uri: str, manifest: Manifest | StreamfoldError) -> str:
 
 
 def manifest_shape(uri: str, manifest: Manifest) -> Shape:
-    """The fields that identify an archive."""
+    """Return the fields that identify an archive."""
     return {
         "uri": uri,
         "table": manifest.table,
@@ -66,7 +66,7 @@ def manifest_line(uri: str, manifest: Manifest) -> str:
 
 
 def archive_shape(archive: Archive, plan: TablePlan) -> Shape:
-    """Everything in the manifest, and what a rebuild would read."""
+    """Describe everything in the manifest, and what a rebuild would read."""
     manifest = archive.manifest
     return {
         **manifest_shape(archive.uri, manifest),
@@ -130,7 +130,7 @@ def artifact_shape(artifact: Artifact) -> Shape:
 
 
 def source_shape(source: SourceRange | None) -> Shape | None:
-    """The commits of the source that an artifact holds, or at whose end a plan is."""
+    """Describe the source commits that an artifact contains, or with which a plan ends."""
     if source is None:
         return None
     return {

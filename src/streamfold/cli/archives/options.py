@@ -1,4 +1,4 @@
-"""How archive commands are defined and open an archive; they need no server."""
+"""Defines archive commands and their options, and opens archives. Needs no server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Verb = Callable[..., Coroutine[Any, Any, None]]
 
 
 def verb(name: str) -> Callable[[Verb], click.Command]:
-    """Make a command of a coroutine function; its first argument is the output."""
+    """Return a decorator that makes a command of a coroutine function.
+
+    The function's first argument is the output.
+    """
 
     def command_of(function: Verb) -> click.Command:
         @wraps(function)
@@ -41,14 +44,14 @@ def verb(name: str) -> Callable[[Verb], click.Command]:
 
 
 def positive(context: click.Context, option: click.Parameter, value: int) -> int:
-    """Refuse a duration of zero."""
+    """Reject a duration of zero."""
     if value <= 0:
         raise click.BadParameter("it must be at least 1s", context, option)
     return value
 
 
 uri_argument = click.argument("uri")
-# What `show` and `restore` had before `--at`, still accepted.
+# The options that `show` and `restore` had before `--at`, which are still accepted.
 _position_option = click.option("--position", metavar="P", hidden=True)
 _time_option = click.option("--time", "moment", type=TimeType(), hidden=True)
 at_source_option = click.option(
@@ -82,21 +85,21 @@ _cache_size = click.option(
 
 
 def point_options(function: Verb) -> Verb:
-    """Add the options that say at which point the table is rebuilt."""
+    """Add the options for the point at which the table is rebuilt."""
     for option in (_time_option, _position_option, at_source_option, at_option):
         function = option(function)
     return function
 
 
 def reading_options(function: Verb) -> Verb:
-    """Add the options that say how files are read."""
+    """Add the options for reading files."""
     for option in (_cache_size, _cache, _key, _format):
         function = option(function)
     return function
 
 
 async def open_archive(uri: str, **reading: Any) -> Archive:
-    """Open the archive at `uri`, with what `reading_options` gave."""
+    """Open the archive at `uri` with the values of `reading_options`."""
     from streamfold import archive
 
     folder = reading.get("cache")
@@ -117,10 +120,10 @@ def open_destination(uri: str) -> Destination:
 
 
 def moment_of(moment: int | None) -> datetime | None:
-    """The time that an option of type `TimeType` gave."""
+    """Return the time of an option of type `TimeType`."""
     try:
         return None if moment is None else datetime.fromtimestamp(moment / 1000, UTC)
-    except (OSError, OverflowError, ValueError):  # which one depends on the system
+    except (OSError, OverflowError, ValueError):  # the exception type depends on the system
         raise click.UsageError(
             f"{moment} ms since 1970 is not a time: write one of the years 1 to 9999"
         ) from None
@@ -136,7 +139,7 @@ def table_at(archive: Archive, at: str | None, at_source: str | None) -> dict[st
 
 
 def point_of(archive: Archive, **options: Any) -> dict[str, Any]:
-    """Return what a rebuild takes, from the options of `show` and `restore`."""
+    """Return the arguments for a rebuild, from the options of `show` and `restore`."""
     names = {"at": "--at", "at_source": "--at-source", "position": "--position", "moment": "--time"}
     points = {name: value for name in names if (value := options[name]) is not None}
     if len(points) > 1:
@@ -150,7 +153,7 @@ def point_of(archive: Archive, **options: Any) -> dict[str, Any]:
 
 
 def _position_or_time(archive: Archive, at: str) -> dict[str, Any]:
-    """Return what `--at` names: text that is a position of the table's order is one."""
+    """Return what `--at` names: a position if the text is one in the table's order, else a time."""
     from streamfold.archive import PositionInvalidError
 
     try:

@@ -90,7 +90,7 @@ class ResultPrinter:
         self._widths: list[int] | None = None
 
     def print(self, batch: pa.RecordBatch) -> None:
-        """Print some rows; the first batch with rows decides how wide columns are."""
+        """Print some rows. The first batch with rows determines the column widths."""
         lines = _json_lines(batch)
         if self._output.as_json:
             self._output.write(*(line + b"\n" for line in lines))
@@ -125,7 +125,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _json_lines(batch: pa.RecordBatch) -> list[bytes]:
-    """Return the rows as the JSON that archives use: every value exact."""
+    """Return the rows in the archives' own JSON, in which every value is exact."""
     from streamfold.archive.formats import JsonlFormat
     from streamfold.archive.schema import TableSchema
 

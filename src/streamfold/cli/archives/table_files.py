@@ -1,7 +1,6 @@
-"""Tables and changes written to a file or to standard output, batch by batch.
+"""Writes tables and changes to a file or to standard output, batch by batch.
 
-Applying the lines in order yields the table: rows that replace it come as a TRUNCATE followed by
-INSERTs.
+Applying the lines in order yields the table: rows that replace it follow a TRUNCATE, as INSERTs.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 
     from streamfold.archive import Changes, Rows, TableSchema
 
-#: Writes batches with these columns to a sink, and returns the number of rows.
+#: Writes batches with these columns to a sink. Returns the number of rows.
 WriteRows = Callable[[BinaryIO, "pa.Schema", Iterable["pa.RecordBatch"]], int]
 TRUNCATE = b'{"action":"TRUNCATE"}'
 
 
 class Lines:
-    """Standard output as a sink of lines."""
+    """A sink for lines that writes to standard output."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -44,9 +43,9 @@ class Lines:
 
 
 def kind_of(path: Path | None, kind: str | None) -> str:
-    """Return the kind of file that was asked for, or that the file's extension says.
+    """Return the requested kind of file, or else the kind for the file's extension.
 
-    That is a format of archives, of Streamfold or of an installed package, or one of `_PLAIN`.
+    The kind is an archive format, from Streamfold or an installed package, or one of `_PLAIN`.
     """
     if kind is not None:
         if not _is_kind(kind):
@@ -76,7 +75,7 @@ def _kinds(before: str = "") -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name only when the block succeeds: never half a table."""
+    """Open a file that gets its name only when the block succeeds, so it never has half a table."""
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     except OSError as error:
@@ -104,7 +103,7 @@ def _umask() -> int:
 async def write_table(
     kind: str, sink: BinaryIO, batches: AsyncGenerator[pa.RecordBatch], bar: ProgressBar
 ) -> int:
-    """Write a table in a thread, batch by batch as they come, and return the number of rows."""
+    """Write a table in a thread, batch by batch as they arrive. Returns the number of rows."""
     from streamfold.archive.engines.table_copy import in_thread
 
     def write(schema: pa.Schema, rows: Iterator[pa.RecordBatch]) -> int:
@@ -153,7 +152,7 @@ def _write_each(file: Any, batches: Iterable[pa.RecordBatch]) -> int:
     return rows
 
 
-#: Kinds of file that are not formats of archives, by extension.
+#: Kinds of files that are not archive formats, by extension.
 _PLAIN: Final[Mapping[str, WriteRows]] = {"csv": _write_csv, "arrow": _write_arrow}
 
 
@@ -165,11 +164,11 @@ class ChangePrinter:
         self._keys = tuple(keys)
 
     def changes(self, item: Changes) -> None:
-        """Print the changes of a diff."""
+        """Print a diff's changes."""
         self._print(_change_lines(item.batch, self._keys), item.from_position, item.to_position)
 
     def rows(self, item: Rows) -> None:
-        """Print rows that replace the table, or more of them."""
+        """Print rows that replace the table, or further rows."""
         if item.first:
             self._print([TRUNCATE], None, item.position)
         self._print(_row_lines(item.batch), None, item.position)
@@ -203,7 +202,7 @@ def _row_lines(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def _schema_of(batch: pa.RecordBatch, keys: Sequence[str]) -> TableSchema | None:
-    """Return the table's schema; None if a key has a type that schemas lack."""
+    """Return the table's schema, or None if a key has a type that schemas lack."""
     from streamfold.archive.schema import TableSchema, is_key_type
 
     fields = {field.name: field for field in batch.schema.field("after").type}

@@ -1,1 +1,1 @@
-"""`streamfold publish`: server, ingest and snapshotter, run together by one command."""
+"""`streamfold publish`: runs server, ingest and snapshotter together with one command."""

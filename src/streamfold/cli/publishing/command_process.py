@@ -1,4 +1,4 @@
-"""A process that `publish` keeps running: restarted with backoff when it dies, with a bounded log."""
+"""A process that `publish` keeps running: restarted with backoff when it ends, with a bounded log."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from streamfold._native import end_with_parent
 from streamfold.backoff import Backoff
 from streamfold.cli.exit_status import VerbFailedError
 
-#: Seconds between two starts; one that ran longer than the longest pause starts a new count.
+#: Seconds between starts. A run longer than the longest pause starts a new count.
 _BACKOFF: Final = Backoff(first=0.5, longest=30.0)
-#: Starts in a row that end without an error of their own until the command gives up.
+#: Consecutive restartable failures after which the command gives up.
 _FAILURES_MAX: Final = 8
-#: Errors after which a new start may succeed; all others end the command.
+#: Errors after which another start may succeed. All others end the command.
 _PASSING: Final = frozenset(("java_ended",))
-#: Bytes of a log file until it is rotated; one older file is kept.
+#: Bytes of a log file after which it is rotated. One older file is kept.
 _LOG_BYTES: Final = 4 << 20
-#: Bytes of one line of output: longer ones are not logged.
+#: Maximum bytes of a line of output. Longer lines are not logged.
 _LINE_MAX: Final = 1 << 20
-#: Seconds to read what an ended process left in its pipes: a grandchild may still hold them open.
+#: Seconds to read the remaining output of an ended process: a grandchild may keep its pipes open.
 _REST: Final = 1.0
 _COMMAND: Final = (sys.executable, "-m", "streamfold.cli.main")
 
 
 class CommandProcess:
-    """One command of this command line, in a process of its own, with `--json`.
+    """Runs one command of this command line, with `--json`, in a separate process.
 
-    `arguments` are asked for at each start. `on_object` gets each JSON object that it prints, `on_note`
-    a sentence when it is started again. The process ends with this one, even if this one is killed.
+    Calls `arguments` at each start. `on_object` receives each JSON object that the process prints,
+    and `on_note` a sentence at each restart. The process ends with this one, even if this one is
+    killed.
     """
 
     def __init__(
@@ -66,7 +67,10 @@ class CommandProcess:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep the process running until `stop`; raises VerbFailedError when no restart would help."""
+        """Keep the process running until `stop`.
+
+        Raises VerbFailedError if a restart would not help.
+        """
         failures, rng = 0, random.Random()  # noqa: S311 - only for pauses
         log = RotatingFileHandler(self._log_file, maxBytes=_LOG_BYTES, backupCount=1)
         try:
@@ -92,7 +96,7 @@ class CommandProcess:
             log.close()
 
     async def stop(self, longest: float) -> None:
-        """Ask the process to end, and kill it after `longest` seconds."""
+        """Ask the process to stop, and kill it after `longest` seconds."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -122,13 +126,13 @@ class CommandProcess:
             stderr=PIPE,
             env=self._environment,
             limit=_LINE_MAX,
-            # Ctrl-C reaches this process alone, which stops its parts in order.
+            # Ctrl-C reaches only this process, which stops its parts in order.
             start_new_session=True,
             preexec_fn=partial(_end_with_parent, os.getpid()),
         )
         self._process = process
         if self._stopping.is_set():
-            _signal(process, signal.SIGTERM)  # `stop` was called before there was a process
+            _signal(process, signal.SIGTERM)  # `stop` was called before the process existed
         assert process.stdout is not None  # noqa: S101
         assert process.stderr is not None  # noqa: S101
         readers = (
@@ -164,10 +168,10 @@ class CommandProcess:
                     self._error = msgspec.json.decode(text, type=dict[str, dict[str, str]])["error"]
 
     def _check_end(self, status: int) -> None:
-        """Raise if the process was asked to stop, and could not do what that takes."""
+        """Raise if the process failed to do what a stop requires."""
         if status > 0 and self._error is not None:
             raise self._failure(self._error["code"], self._error["message"])
-        # One that has only just started ends by the signal.
+        # A process that has only just started is ended by the signal.
         if status not in (0, -signal.SIGTERM):
             raise self._failure(
                 "part_failed",
@@ -183,7 +187,7 @@ class CommandProcess:
 
 
 async def _lines(output: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Yield lines without their ends, and leave out those that are too long."""
+    """Yield lines without their newline. Skips lines that are too long."""
     while True:
         try:
             line = await output.readline()
@@ -207,6 +211,6 @@ def _ending(status: int) -> str:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM to this process when its parent ends; called after the fork."""
+    """Make the kernel send SIGTERM to this process when its parent ends. Called after the fork."""
     if end_with_parent(signal.SIGTERM) and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What `publish` runs: the tables, where their files go, and the configuration of each part."""
+"""The plan of `publish`: the tables, where their files go, and the configuration of each part."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from streamfold.archive.write.layout import LAREDO, STREAMFOLD
 from streamfold.errors import ConflictError, InvalidError
 from streamfold.ingest.postgres.catalog import Table
 
-#: Types of destinations by the scheme of their URLs, with the option that names the bucket.
+#: Destination types by URL scheme, with the option that names the bucket.
 _REMOTE: Final = {"s3": ("s3", "bucket"), "gs": ("gcs", "bucket"), "az": ("azure", "container")}
-#: Where the parts listen if they are run from files; those of `publish` itself take free ports.
+#: Where the parts listen if run from files. The parts of `publish` itself use free ports.
 _SERVER_PORT, _STATUS_PORT = 8080, 8081
 _HOST = "127.0.0.1"
-#: What cannot be in the name of an archive's folder, because it is part of a URL.
+#: Characters that the name of an archive's folder cannot contain, because it is part of a URL.
 _NOT_IN_FOLDERS: Final = frozenset("/#?%")
-#: Formats of bases and diffs by layout; Laredo's reader knows one that both have.
+#: Formats of bases and diffs by layout. Laredo's reader knows one format, which both can have.
 _FORMATS: Final = {
     STREAMFOLD.name: '{ snapshot = ["parquet"], diff = ["jsonl"] }',
     LAREDO.name: '{ snapshot = ["jsonl"], diff = ["jsonl"] }',
@@ -34,10 +34,10 @@ _FORMATS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFolder:
-    """A folder for archives, one for each table: on local disk, or in a bucket."""
+    """A folder with one archive per table, on local disk or in a bucket."""
 
     type: str
-    #: What a destination in the snapshotter's configuration has besides its type.
+    #: The options of a destination in the snapshotter's configuration, besides its type.
     options: dict[str, str]
     shown: str
 
@@ -60,27 +60,27 @@ class ArchiveFolder:
 
     @property
     def state_folder(self) -> Path:
-        """The default folder for state: beside the archives, or named like remote ones."""
+        """The default state folder: beside the archives, or named like a remote archive folder."""
         if self.type == "local":
             path = Path(self.options["path"])
             return path.with_name(f"{path.name}.state")
         return Path(f"{self.shown.rstrip('/').rpartition('/')[2]}.state").absolute()
 
     def of(self, table: Table) -> str:
-        """Return where the archive of a table is, as other commands take it."""
+        """Return the location of a table's archive, as other commands accept it."""
         return f"{self.shown.rstrip('/')}/{table.full_name}"
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationPlan:
-    """One publication of tables: everything but secrets, which the environment has."""
+    """One publication of tables: everything except secrets, which are in the environment."""
 
     dsn: str
     tables: Sequence[Table]
     archives: ArchiveFolder
-    #: Folder of the store, of the configuration and of logs.
+    #: Folder for the store, configuration and logs.
     state: Path
-    #: A server that runs elsewhere; None to run one.
+    #: A server that runs elsewhere; None = run one.
     endpoint: str | None
     token_file: Path | None
     password_file: Path | None
@@ -88,19 +88,19 @@ class PublicationPlan:
     slot: str
     publication: str
     diff_interval: str
-    #: As `source.on_trimmed` in the configuration of the snapshotter.
+    #: `source.on_trimmed` in the snapshotter's configuration.
     on_trimmed: str
-    #: As `decoder.mismatch` in the configuration of the snapshotter.
+    #: `decoder.mismatch` in the snapshotter's configuration.
     mismatch: str
-    #: By table: records that become dead letters.
+    #: Records that become dead letters, by table.
     skipped: Mapping[str, Sequence[int]]
-    #: As in the configuration of the snapshotter.
+    #: As in the snapshotter's configuration.
     layout: str
     keep_epochs: int
-    #: Where the server listens; 0 takes a free port.
+    #: Where the server listens; 0 = any free port.
     port: int
     recopy: bool
-    #: Whether streams keep what the archives have.
+    #: Whether streams keep records that the archives already have.
     keep_streams: bool
     #: Seconds between two notes of the ingester's position while no table changes.
     heartbeat: float
@@ -124,13 +124,13 @@ class PublicationPlan:
 
     @property
     def snapshotter_address(self) -> Path:
-        """The file that names the address of the snapshotter, for the console."""
+        """The file that contains the snapshotter's address, for the console."""
         return self.state / "snapshotter.url"
 
     @property
     def trim_file(self) -> Path | None:
-        """The file that says what the ingester trims; None if streams keep everything."""
-        # Others may read the streams of a server that runs elsewhere.
+        """The file that tells the ingester what to trim; None if streams keep everything."""
+        # Other readers may use the streams of a server that runs elsewhere.
         trims = self.endpoint is None and not self.keep_streams
         return self.state / "trim.json" if trims else None
 
@@ -138,7 +138,7 @@ class PublicationPlan:
         return self.state / "log" / f"{part}.log"
 
     def serve(self, port: int, snapshotter: str) -> list[str]:
-        """Return the arguments of the server; `snapshotter` is its address, or @ and a file."""
+        """Return the server's arguments. `snapshotter` is its address, or @ and a file."""
         tables = self.archives.options.get("path", self.archives.shown)
         return [
             *("serve", "--host", _HOST, "--port", str(port), "--local-root", str(self.store)),
@@ -146,8 +146,8 @@ class PublicationPlan:
         ]
 
     def ingest(self, url: str) -> list[str]:
-        """Return the arguments of the ingester; the database is in STREAMFOLD_POSTGRES_DSN."""
-        # Escaped, because `--table` takes patterns.
+        """Return the ingester's arguments. The database is in STREAMFOLD_POSTGRES_DSN."""
+        # Escaped, because `--table` accepts patterns.
         names = [("--table", glob.escape(table.full_name)) for table in self.tables]
         files = {"--password-file": self.password_file, "--token-file": self.token_file}
         return [
@@ -159,7 +159,7 @@ class PublicationPlan:
         ]
 
     def snapshotter(self, url: str, port: int = 0) -> str:
-        """Return the configuration of the snapshotter, in TOML."""
+        """Return the snapshotter's configuration as TOML."""
         destination = _inline({"type": self.archives.type, **self.archives.options})
         token = {"token_file": str(self.token_file)} if self.token_file else {}
         parts = [f'http = {{ host = "{_HOST}", port = {port} }}\n']
@@ -183,7 +183,7 @@ class PublicationPlan:
 
 
 def skipped_records(texts: Sequence[str], tables: Sequence[Table]) -> dict[str, list[int]]:
-    """Return the records by table, each given as TABLE:RECORD; InvalidError if one is wrong."""
+    """Return the records by table, each given as TABLE:RECORD. Raises InvalidError if one is wrong."""
     names = {table.full_name for table in tables}
     records: defaultdict[str, list[int]] = defaultdict(list)
     for text in texts:
@@ -199,9 +199,9 @@ def skipped_records(texts: Sequence[str], tables: Sequence[Table]) -> dict[str, 
 
 
 def write_configuration(plan: PublicationPlan, folder: Path) -> list[Path]:
-    """Write a configuration that continues what `publish` does; returns the scripts, in order.
+    """Write a configuration that continues what `publish` does. Returns the scripts, in order.
 
-    ConflictError if one of the files exists: it may have been edited.
+    Raises ConflictError if one of the files exists, because it may have been edited.
     """
     url = plan.endpoint or f"http://{_HOST}:{_SERVER_PORT}"
     toml = folder / "snapshotter.toml"
@@ -228,7 +228,7 @@ def write_configuration(plan: PublicationPlan, folder: Path) -> list[Path]:
     return list(texts)
 
 
-#: Parts of a connection string that are not written to files.
+#: Members of a connection string that are not written to files.
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
 
 
@@ -252,7 +252,7 @@ def _script(purpose: str, arguments: Sequence[str], before: str = "") -> str:
 
 
 def _text(value: str) -> str:
-    """Return a string of TOML."""
+    """Return a TOML string."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""`streamfold publish`: tables of a database as archives, in one command."""
+"""`streamfold publish`: publishes database tables as archives with one command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamfold.cli.target import FILE
 from streamfold.extras import check_installed, needing_extra
 from streamfold.model.units import parse_duration
 
-#: What the parts need, as for `pip install`.
+#: The extras that the parts need, as for `pip install`.
 EXTRAS: Final = "server,postgres,spark"
 _PACKAGES: Final = ("uvloop", "psycopg2", "pyspark", "s2_sdk")
 with needing_extra(EXTRAS):
@@ -32,7 +32,7 @@ with needing_extra(EXTRAS):
     from streamfold.ingest.postgres.slot import current_lsn
     from streamfold.snapshotter.config.model import PUBLISH, REFUSE
 
-#: Seconds between two notes of the ingester's position while no table changes: the status shows the
+#: Seconds between two notes of the ingester's position while no table changes. The status shows the
 #: lag, and --once waits for a note.
 _HEARTBEAT: Final = 2.0
 _HEARTBEAT_ONCE: Final = 0.5
@@ -234,14 +234,14 @@ async def _run(
 
 
 def _look_up(database: Database, patterns: tuple[str, ...]) -> tuple[list[Table], Lsn]:
-    """Return the tables, and how far the database is; raises if one cannot be followed."""
+    """Return the tables and the database's current position. Raises if a table cannot be followed."""
     with database.query() as cursor:
         check_server(cursor)
         return find_tables(cursor, patterns), current_lsn(cursor)
 
 
 def _check_java() -> None:
-    """Raise JavaMissingError before anything starts: Spark would start last."""
+    """Raise JavaMissingError before anything starts, because Spark would start last."""
     from streamfold.spark.java import find_java
 
     find_java(os.environ)

@@ -1,4 +1,4 @@
-"""Runs server, ingester and snapshotter together: starts them in order, watches them, stops them."""
+"""Runs server, ingester and snapshotter together: starts them in order, monitors and stops them."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from streamfold.ingest.postgres.pgoutput import Lsn
 from streamfold.snapshotter.config.model import PUBLISH
 from streamfold.snapshotter.status.table_status import TableStatus
 
-#: Seconds between two looks at the parts.
+#: Seconds between status checks of the parts.
 _LOOK: Final = 1.0
-#: Seconds for an answer of the snapshotter, which is in this machine.
+#: Seconds for the snapshotter, which is on this machine, to respond.
 _STATUS_TIMEOUT: Final = 10.0
-#: Seconds that each part gets to stop: the snapshotter writes its last diffs.
+#: Seconds that each part gets to stop. The snapshotter writes its last diffs.
 _STOP: Final = {"ingest": 15.0, "snapshotter": 120.0, "server": 30.0}
 _EXISTS = "resource_already_exists"
 
 
 class _Statuses(msgspec.Struct):
-    """The snapshotter's answer to `GET /status`."""
+    """The snapshotter's response to `GET /status`."""
 
     tables: dict[str, TableStatus]
 
 
 class PublishRun:
-    """One run of `publish`; `run` returns when it was asked to stop and everything is flushed."""
+    """One run of `publish`. `run` returns once it was asked to stop and everything is flushed."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PublishRun:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._http = AsyncHttp()
         self._environment = environment
-        #: In the order in which they are stopped: the source first, so that the archive gets it all.
+        #: Parts by name, in the order in which they are started.
         self._parts: dict[str, tuple[CommandProcess, asyncio.Task[None]]] = {}
 
     async def run(self, *, until: Lsn | None) -> None:
@@ -88,7 +88,8 @@ class PublishRun:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number is signal.SIGHUP:
-            # The terminal is gone. Its shell and the kernel send one each: the second is no hurry.
+            # The terminal is gone. Its shell and the kernel each send SIGHUP, so the second is not
+            # a request to hurry.
             self._screen.hang_up()
         elif self._stop.is_set():
             self._hurry.set()
@@ -98,7 +99,7 @@ class PublishRun:
         self._stop.set()
 
     async def _unless_stopped(self, work: Awaitable[None]) -> None:
-        """Wait for `work`, a stop, or a part that fails for good, whose error is raised."""
+        """Wait for `work`, a stop, or a part's permanent failure, which is raised."""
         working = asyncio.ensure_future(work)
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -121,7 +122,7 @@ class PublishRun:
 
     async def _publish(self, until: Lsn | None) -> None:
         if self._plan.endpoint is None:
-            self._plan.snapshotter_address.unlink(missing_ok=True)  # of an earlier run
+            self._plan.snapshotter_address.unlink(missing_ok=True)  # left by an earlier run
             self._start("server", self._on_server)
             await self._serving.wait()
         await self._create_basin()
@@ -147,19 +148,19 @@ class PublishRun:
         self._parts[name] = (part, asyncio.create_task(part.run(), name=name))
 
     def _environment_of(self, part: str) -> dict[str, str]:
-        """Return the variables of a part: the ingester alone gets those of the database."""
+        """Return a part's environment variables. Only the ingester gets those of the database."""
         if part == "ingest":
             return {**os.environ, **self._environment}
         database = (*self._environment, "PG")
         return {name: one for name, one in os.environ.items() if not name.startswith(database)}
 
     def _on_part(self, name: str, note: str) -> None:
-        """Show what happened to a part, whose last status is not true any more."""
+        """Show what happened to a part, and drop its outdated status."""
         self._board.forget(name)
         self._screen.note(note)
 
     def _serve(self) -> list[str]:
-        # This process has the state folder to itself: a server in it is one that a killed run left.
+        # This process has the state folder locked, so a server in it was left by a killed run.
         address = self._plan.snapshotter_address
         return [*self._plan.serve(self._port, f"@{address}"), "--take-over"]
 
@@ -175,7 +176,7 @@ class PublishRun:
         return ["snapshotter", "run", "--config", str(self._plan.snapshotter_file)]
 
     def _on_server(self, line: dict[str, Any]) -> None:
-        # A server that is started again keeps its port: the other parts know it.
+        # A restarted server keeps its port, because the other parts know it.
         self._url, self._port = line["url"], line["port"]
         self._serving.set()
 
@@ -199,7 +200,7 @@ class PublishRun:
 
     async def _create_basin(self) -> None:
         async with self._client() as client:
-            # The last record of a stream is where its table was left, so it must not age out.
+            # A stream's last record is where its table is resumed, so it must not expire.
             basin_config = BasinConfig(
                 default_stream_config=StreamConfig(retention_policy="infinite")
             )
@@ -210,7 +211,7 @@ class PublishRun:
                     raise failure_from_s2(error, self._target(), changes=False) from error
 
     async def _can_start_snapshotter(self) -> bool:
-        """Return whether all tables are copied; raises if one needs records that were trimmed."""
+        """Return whether all tables are copied. Raises if one needs records that were trimmed."""
         if not self._board.all_copied:
             return False
         if not self._plan.recopy and self._plan.on_trimmed != PUBLISH:  # a new copy needs none
@@ -219,7 +220,7 @@ class PublishRun:
                     basin = open_basin(client, self._plan.basin)
                     await check_archives_have_what_was_trimmed(self._plan, basin)
             except RetryLaterError:
-                return False  # the server is being started again
+                return False  # the server is being restarted
         return True
 
     def _client(self) -> S2:
@@ -229,7 +230,7 @@ class PublishRun:
         return find_target(self._url, self._plan.token_file, None)
 
     async def _look(self) -> None:
-        """Ask database and snapshotter for their status; a part that does not answer keeps its last."""
+        """Poll the status of database and snapshotter. Without a response, their last status stays."""
         try:
             self._board.on_slot(await asyncio.to_thread(self._slot.read))
         except StreamfoldError as error:
@@ -249,7 +250,7 @@ class PublishRun:
     async def _is_done(self, until: Lsn | None) -> bool:
         """Return whether the snapshotter has read everything that the database had at `until`.
 
-        Raises VerbFailedError if it has given up a table, when it has read the others.
+        Raises VerbFailedError if it has given up a table, once it has read the others.
         """
         statuses = self._board.statuses()
         if until is None or self._board.confirmed < until or not statuses:
@@ -262,7 +263,7 @@ class PublishRun:
                 basin = open_basin(client, self._plan.basin)
                 tails = {name: (await basin.stream(name).check_tail()).seq_num for name in left}
         except S2Error:
-            return False  # the server is being started again
+            return False  # the server is being restarted
         if any((left[name].position or 0) < tail - 1 for name, tail in tails.items()):
             return False
         for name, status in statuses.items():
@@ -275,7 +276,7 @@ class PublishRun:
         return True
 
     async def _stop_parts(self) -> None:
-        """Stop the parts in order; raises the first error of one that could not end cleanly."""
+        """Stop the parts in order. Raises the first error of a part that could not stop cleanly."""
         errors: list[BaseException] = []
         for name, timeout in _STOP.items():
             if name not in self._parts:
@@ -287,7 +288,7 @@ class PublishRun:
             if hurrying.done():
                 part.kill()
             await stopping
-            # A process that was being started when it was asked to end has the same time again.
+            # A process that was just being started when asked to stop gets the same time again.
             await asyncio.wait(
                 {hurrying, task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
@@ -304,7 +305,10 @@ class PublishRun:
 
 @contextmanager
 def locked_state(folder: Path) -> Iterator[None]:
-    """Hold the state folder; ConflictError if another process does. The lock ends with the process."""
+    """Hold the state folder. Raises ConflictError if another process does.
+
+    The lock ends with the process.
+    """
     (folder / "log").mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("a") as lock:
         try:

@@ -1,4 +1,4 @@
-"""The status of every table that `publish` shows, and how it is drawn."""
+"""The status of every table that `publish` shows, and its display."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from streamfold.snapshotter.status.table_status import (
 )
 from streamfold.wording import noun
 
-#: Seconds between two lines about a table where each is a new line, unless its state changes.
+#: Seconds between lines about a table when each is a new line, unless its state changes.
 _LINE_INTERVAL: Final = 10.0
 #: Clears from the cursor to the end of the screen; moves the cursor up.
 _CLEAR, _UP = "\x1b[J", "\x1b[{}F"
 
 
 class PublishedArtifact(msgspec.Struct, frozen=True):
-    """The last diff or base; part of the output with --json."""
+    """The last diff or base. Part of the output with --json."""
 
     at: str
     position: str
-    #: Rows of a base, changes of a diff.
+    #: Rows of a base, or changes of a diff.
     rows: int
     bytes: int
 
@@ -51,35 +51,35 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
 
 
 class TableSummary(msgspec.Struct, frozen=True):
-    """One table at one moment; part of the output with --json."""
+    """The status of one table. Part of the output with --json."""
 
     table: str
     #: starting, waiting, copying, following, publishing, retrying, stopped or fenced.
     state: str
     #: The position in the database up to which the stream has all changes.
     position: str | None = None
-    #: How far the stream is behind the database; None if that is unknown.
+    #: How far the stream lags behind the database; None if unknown.
     lag_bytes: int | None = None
     lag_seconds: float | None = None
-    #: Records of the stream that the archive lacks.
+    #: Records in the stream that the archive lacks.
     lag_records: int | None = None
     rows_copied: int | None = None
     last_diff: PublishedArtifact | None = None
     last_base: PublishedArtifact | None = None
     error: str | None = None
-    #: The newest commit of the database in the archive.
+    #: The newest database commit in the archive.
     archive_position: str | None = None
-    #: Records that could not be decoded, since the table began, and where they are.
+    #: Number of undecodable records since the table began, and where they are.
     dead_letters: int = 0
     dead_letters_at: str | None = None
-    #: What Spark did for the table since the snapshotter started.
+    #: Work that Spark did for the table since the snapshotter started.
     spark: SparkCounts = SparkCounts()
 
     def __str__(self) -> str:
         return "  ".join(self._parts())
 
     def lines(self, width: int) -> list[str]:
-        """Return the text in lines of at most so many characters, broken between its parts."""
+        """Return the text in lines of at most `width` characters, broken between its parts."""
         first, *rest = (inert(part) for part in self._parts())
         lines = [first]
         for part in rest:
@@ -117,7 +117,7 @@ class TableSummary(msgspec.Struct, frozen=True):
 
 
 class SlotWatch:
-    """Reads the replication slot through one connection, which is opened again after a failure."""
+    """Reads the replication slot through one connection, which it reopens after a failure."""
 
     def __init__(self, database: Database, slot: str) -> None:
         self._database = database
@@ -125,7 +125,7 @@ class SlotWatch:
         self._connection: Any = None
 
     def read(self) -> tuple[ReplicationSlot, float | None] | None:
-        """Return the slot and its lag in seconds; None if there is none."""
+        """Return the slot and its lag in seconds, or None if there is no slot."""
         if self._connection is None:
             self._connection = self._database.connect()
         try:
@@ -143,17 +143,17 @@ class SlotWatch:
 
 
 class StatusBoard:
-    """Merges what the parts report into one status for each table."""
+    """Merges the parts' reports into one status per table."""
 
     def __init__(self, tables: Iterable[str]) -> None:
         self._ingest: dict[str, dict[str, Any]] = {name: {} for name in tables}
         self._snapshotter: dict[str, TableStatus] = {}
         self._slot: tuple[ReplicationSlot, float | None] | None = None
-        #: The problem with the database, while there is one.
+        #: The current problem with the database, if any.
         self.database_error: str | None = None
 
     def on_ingest(self, line: dict[str, Any]) -> None:
-        """Take in a line of the ingester."""
+        """Process a line from the ingester."""
         if line.get("table") in self._ingest:
             self._ingest[line["table"]] = line
 
@@ -164,7 +164,7 @@ class StatusBoard:
         self._snapshotter = statuses
 
     def forget(self, part: str) -> None:
-        """Drop what a part reported, because it has ended."""
+        """Drop the reports of a part that has ended."""
         if part == "ingest":
             self._ingest = {name: {} for name in self._ingest}
         elif part == "snapshotter":
@@ -172,7 +172,7 @@ class StatusBoard:
 
     @property
     def all_copied(self) -> bool:
-        """Return whether the ingester follows every table."""
+        """Whether the ingester follows every table."""
         return all(line.get("state") == "following" for line in self._ingest.values())
 
     @property
@@ -215,7 +215,7 @@ class StatusBoard:
 
 
 def _screen(tables: list[TableSummary]) -> list[str]:
-    """Return what fits the terminal: lines beyond the screen could not be drawn again."""
+    """Return the lines that fit the terminal. Lines beyond the screen could not be redrawn."""
     size = shutil.get_terminal_size()
     width, fitting = size.columns - 1, max(1, size.lines - 2)
     lines = [line for table in tables for line in table.lines(width)]
@@ -228,12 +228,12 @@ def _screen(tables: list[TableSummary]) -> list[str]:
 
 
 def _urgent(table: TableSummary) -> tuple[object, ...]:
-    """Return what a change of is shown at once."""
+    """Return the values whose changes are shown immediately."""
     return table.state, table.error, table.dead_letters > 0
 
 
 class Screen:
-    """Shows the tables: redrawn in a terminal, else a line when one changes, or JSON lines."""
+    """Shows the tables: redrawn at a terminal, otherwise as a line per change, or as JSON lines."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._output = Output(as_json=as_json)
@@ -244,7 +244,7 @@ class Screen:
         self._shown: dict[str, tuple[TableSummary, float]] = {}
 
     def announce(self, shape: dict[str, object], *lines: str) -> None:
-        """Show what begins."""
+        """Show the publication at its start."""
         self._output.show(shape, "\n".join(lines))
 
     def show(self, tables: Iterable[TableSummary]) -> None:
@@ -264,7 +264,7 @@ class Screen:
                 self._output.show(msgspec.to_builtins(table), str(table))
 
     def note(self, text: str) -> None:
-        """Show a sentence beside the tables."""
+        """Show a sentence in addition to the tables."""
         if self._closed:
             return
         lines = self._lines
@@ -275,7 +275,7 @@ class Screen:
             self._draw(lines)
 
     def hang_up(self) -> None:
-        """Show nothing more if that went to a terminal, which is gone: a write to it would fail."""
+        """Stop showing anything if the terminal is gone, because writing to it would fail."""
         self._closed = self._at_terminal
 
     def _draw(self, lines: list[str]) -> None:

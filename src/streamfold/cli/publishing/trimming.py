@@ -1,8 +1,8 @@
-"""Trims the streams of `publish` to what its archives do not have yet.
+"""Trims the streams of `publish` to the records that its archives do not have yet.
 
-The ingester is the only writer of its streams, so it trims them, as a file says. The file names, by
-stream, the record after the head of the archive: the snapshotter resumes there, from what is committed.
-The ingester keeps the last record of a stream, too, from which it resumes itself.
+The ingester is the only writer of its streams, so it trims them, as directed by a file. For each
+stream, the file names the record after the head of the archive, because the snapshotter resumes
+from its last commit. The ingester also keeps a stream's last record, from which it resumes itself.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from streamfold.wording import reason_of
 
 logger = logging.getLogger(__name__)
 
-#: Records of a stream that are worth a trim, which is a record itself.
+#: Records of a stream that are worth a trim, which is itself a record.
 _RECORDS: Final = 1000
-#: Seconds after which fewer are trimmed, too: they may be large.
+#: Seconds after which fewer records are trimmed too, because they may be large.
 _SECONDS: Final = 60.0
 
 
 class TrimFile:
-    """The file that says where streams begin; it never names a record that is not in an archive."""
+    """The file with the first record to keep in each stream. All earlier records are in an archive."""
 
     def __init__(
         self, file: Path, layout: Layout, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # What an earlier run wrote may speak of another archive.
+        # A file from an earlier run may refer to another archive.
         file.unlink(missing_ok=True)
         self._file = file
         self._layout = layout
@@ -50,7 +50,7 @@ class TrimFile:
         self._failed = False
 
     def update(self, statuses: Iterable[TableStatus]) -> None:
-        """Write the file if archives have got far enough since the last time."""
+        """Write the file if the archives have progressed enough since the last time."""
         points = {
             status.stream: self._layout.seq_num(status.manifest_head) + 1
             for status in statuses
@@ -66,7 +66,7 @@ class TrimFile:
         try:
             self._write(msgspec.json.encode(points))
         except OSError as error:
-            # Streams grow meanwhile, which harms less than an end of the ingest.
+            # Streams then keep growing, which does less harm than stopping the ingest.
             self._failed = True
             logger.warning(
                 "streams are not trimmed, %s cannot be written and is tried again in %.0f s: %s",
@@ -85,7 +85,7 @@ class TrimFile:
 
 
 async def check_archives_have_what_was_trimmed(plan: PublicationPlan, basin: S2Basin) -> None:
-    """Raise ConflictError if a table has no archive, and its stream no longer begins with its copy."""
+    """Raise ConflictError if a table has no archive, but its stream was trimmed."""
     for table in plan.tables:
         first = await S2Client(basin.stream(table.full_name)).peek(0, 1)
         if not first or first[0].seq_num == 0:

@@ -1,1 +1,1 @@
-"""Commands for records: append, read, trim, fence, copy."""
+"""Commands for records: append, read, tail, check-tail, trim, fence, copy and bench."""

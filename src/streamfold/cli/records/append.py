@@ -1,4 +1,4 @@
-"""`streamfold append`: standard input becomes records, in batches, acknowledged in order."""
+"""`streamfold append`: turns standard input into records, acknowledged in order."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from streamfold.model.names import StreamRef
 if TYPE_CHECKING:
     from s2_sdk import S2, AppendAck, AppendInput, AppendSession, BatchSubmitTicket, Record
 
-#: Bytes per read; a pipe returns at most 64 KiB.
+#: Bytes per read. A pipe returns at most 64 KiB.
 _CHUNK: Final = 1 << 20
 #: Chunks read ahead of what is being sent.
 _AHEAD: Final = 2
-#: Bytes of one line: a record of 1 MiB with its headers, in base64 and JSON, is well below.
+#: Maximum bytes of a line. A record of 1 MiB with headers, in base64 and JSON, is well below this.
 LINE_MAX: Final = 8 << 20
-#: Records and metered bytes of one batch: S2's limits.
+#: Maximum records and metered bytes of a batch: S2's limits.
 _BATCH_RECORDS: Final = 1000
 _BATCH_BYTES: Final = 1 << 20
-#: Bytes of a file from which a bar is drawn.
+#: Bytes of a file from which a progress bar is drawn.
 _BAR_BYTES: Final = 8 << 20
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 #: Body, headers and timestamp of a line.
 Parsed: TypeAlias = tuple[bytes, Headers, int | None]
 Parser: TypeAlias = Callable[[bytes], Parsed]
-#: Metered bytes sent and not acknowledged: enough to keep a distant server busy.
+#: Unacknowledged metered bytes: enough to keep a distant server busy.
 _UNACKED_BYTES: Final = 16 << 20
-#: Batches sent and not acknowledged: bounds the many small ones that a trickle of input makes.
+#: Unacknowledged batches, which bounds the many small batches that slow input creates.
 _UNACKED_BATCHES: Final = 256
 
 
 async def arriving_lines(descriptor: int) -> AsyncGenerator[list[bytes]]:
-    """Yield lines without their newline, in groups as they arrive; the last needs no newline."""
+    """Yield lines without their newline, in groups as they arrive. The last line needs no newline."""
     rest = b""
     async for chunk in _chunks(descriptor):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -65,9 +65,9 @@ async def arriving_lines(descriptor: int) -> AsyncGenerator[list[bytes]]:
 
 
 async def _chunks(descriptor: int) -> AsyncGenerator[bytes]:
-    """Yield what a descriptor holds, to its end, read by a daemon thread.
+    """Yield a descriptor's content to its end, as read by a daemon thread.
 
-    An event loop cannot wait for a file, and a read from a terminal cannot be cancelled: a daemon
+    An event loop cannot wait for a file, and a read from a terminal cannot be cancelled. A daemon
     thread does not keep the process from ending.
     """
     loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ async def _chunks(descriptor: int) -> AsyncGenerator[bytes]:
     room = threading.Semaphore(_AHEAD)
 
     def read() -> None:
-        with suppress(RuntimeError):  # the loop is closed: the verb has ended
+        with suppress(RuntimeError):  # the loop is closed: the command has ended
             while True:
                 room.acquire()
                 try:
@@ -95,12 +95,12 @@ async def _chunks(descriptor: int) -> AsyncGenerator[bytes]:
 
 
 class RecordLine(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A record as JSON, in the form in which `read` prints it."""
+    """A record as JSON, in the form that `read` prints."""
 
     body: str = ""
     headers: list[tuple[str, str]] = []
     timestamp: int | None = None
-    #: Accepted and ignored: the append assigns another.
+    #: Accepted but ignored, because the append assigns another.
     seq_num: int | None = None
     #: Marks a record whose body, header names and header values are in base64.
     encoding: Literal["base64"] | None = None
@@ -110,7 +110,7 @@ _DECODER: Final = msgspec.json.Decoder(RecordLine)
 
 
 def line_parser(record_format: str) -> Parser:
-    """Return the parser of lines in this format."""
+    """Return the parser for lines in this format."""
     return {"text": _parse_text, "json": _parse_json, "json-base64": _parse_base64}[record_format]
 
 
@@ -140,18 +140,18 @@ def _bytes(text: str) -> bytes:
 
 
 def parse_headers(texts: Sequence[str]) -> Headers:
-    """Parse headers written NAME=VALUE."""
+    """Parse headers written as NAME=VALUE."""
     headers = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise click.UsageError(f"header {text!r} must be written NAME=VALUE")
-        headers.append((os.fsencode(name), os.fsencode(value)))  # the bytes that were given
+        headers.append((os.fsencode(name), os.fsencode(value)))  # the argument's own bytes
     return headers
 
 
 class Batcher:
-    """Makes batches of lines, each matching the next seq_num if the first one does."""
+    """Makes batches of lines. Each batch matches the next seq_num if the first one has a condition."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Batcher:
         self._lines = 0
 
     def batches(self, lines: Sequence[bytes]) -> Iterator[AppendInput]:
-        """Yield `lines` in as few batches as they fit into."""
+        """Yield `lines` in as few batches as possible."""
         records: list[Record] = []
         size = 0
         for line in lines:
@@ -280,7 +280,7 @@ async def append(
 
 @dataclass(slots=True)
 class AppendCounts:
-    """Counts what has been acknowledged."""
+    """Counts acknowledged appends."""
 
     records: int = 0
     batches: int = 0
@@ -295,7 +295,7 @@ class AppendCounts:
         self.records += ack.end.seq_num - ack.start.seq_num
 
     def report(self, output: Output) -> None:
-        """Print the counts: as JSON on standard output, or as text on standard error."""
+        """Print the counts, as JSON on standard output or as text on standard error."""
         first, last = self.first, self.last
         if output.as_json:
             start = json_output.position(first.start) if first else None
@@ -319,7 +319,7 @@ class AppendCounts:
 
 
 def _file_bytes(source: BinaryIO) -> int:
-    """Return how long a file is; 0 for what has no end yet."""
+    """Return the size of a file, or 0 for input without a known end."""
     status = os.fstat(source.fileno())
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
@@ -337,9 +337,9 @@ async def _batches(
 async def append_all(
     session: AppendSession, batches: AsyncIterator[AppendInput], progress: AppendCounts
 ) -> None:
-    """Send `batches` and note their acknowledgements, concurrently.
+    """Send `batches` and record their acknowledgements concurrently.
 
-    Stops at the first failure. Waits for everything sent before, however it ends.
+    Stops at the first failure, after waiting for the outcome of everything already sent.
     """
     tickets: asyncio.Queue[BatchSubmitTicket | None] = asyncio.Queue()
     sending = asyncio.create_task(_send(session, batches, tickets))

@@ -1,4 +1,4 @@
-"""`streamfold bench`: how quickly a server acknowledges, delivers and returns records."""
+"""`streamfold bench`: measures how fast a server acknowledges, delivers and returns records."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from streamfold.cli.terminal import aligned, styled
 if TYPE_CHECKING:
     from s2_sdk import S2, S2Stream
 
-#: Seconds between two updates of the live table.
+#: Seconds between updates of the live table.
 _INTERVAL = 0.5
-#: Seconds after which a stream that was left behind loses its records, and is deleted when empty.
+#: Retention of an abandoned stream in seconds, and seconds of being empty after which it is
+#: deleted.
 _RETENTION, _MIN_AGE = 3600, 60
 _PERCENTILES = (0, 50, 90, 99, 100)
 _NAMES = ("min", "p50", "p90", "p99", "max")
@@ -126,7 +127,10 @@ async def bench(
 async def _temporary_stream(
     s2: S2, basin: str | None, storage_class: str | None, output: Output
 ) -> AsyncIterator[tuple[str, S2Stream]]:
-    """Make a stream, and remove it however the block ends; the basin, too, if none is named."""
+    """Create a stream, and delete it however the block ends.
+
+    Creates and deletes a basin if none is named.
+    """
     from s2_sdk import StreamConfig, Timestamping, TimestampingMode
 
     home = basin or f"bench-{uuid4().hex[:16]}"
@@ -153,7 +157,7 @@ async def _temporary_stream(
 
 
 async def _together(*work: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None]) -> None:
-    """Return when all `work` is done, or raise the first failure; `beside` ends with it."""
+    """Wait until all `work` is done. Raises the first failure. Cancels `beside` at the end."""
     tasks = [asyncio.create_task(each) for each in work]
     extra = asyncio.create_task(beside)
     try:
@@ -167,7 +171,7 @@ async def _together(*work: Coroutine[Any, Any, None], beside: Coroutine[Any, Any
 
 
 class _Live:
-    """Draws the table again and again, over itself, where standard error is a terminal."""
+    """Redraws the table in place if standard error is a terminal."""
 
     def __init__(self, output: Output, parts: dict[str, LoadMeasurement]) -> None:
         self._shown = sys.stderr.isatty() and not output.as_json

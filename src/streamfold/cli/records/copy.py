@@ -1,4 +1,4 @@
-"""`streamfold copy`: streams, or a whole basin, from one server to another."""
+"""`streamfold copy`: copies streams, or a whole basin, from one server to another."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SCHEME = "s2://"
 
 
 class BasinOrStream(NamedTuple):
-    """A basin, or one stream of it."""
+    """A basin, or one of its streams."""
 
     basin: str
     stream: str | None
 
 
 class PartType(click.ParamType[BasinOrStream]):
-    """A basin or a stream, written s2://basin or s2://basin/stream."""
+    """A basin or a stream, written as s2://basin or s2://basin/stream."""
 
     name = "s2://basin[/stream]"
 
@@ -112,7 +112,7 @@ def _check(
 
 
 class _Copier:
-    """Copies streams one after the other, and prints the result of each."""
+    """Copies streams one after another, and prints the result of each."""
 
     def __init__(self, s2: S2, output: Output, key_file: Path | None, options: CopyOptions) -> None:
         self._s2 = s2
@@ -124,7 +124,7 @@ class _Copier:
         self, origin: S2, source: BasinOrStream, target: BasinOrStream, prefix: str
     ) -> None:
         if source.stream is not None:
-            # Before anything is created, so that a missing source leaves no basin behind.
+            # Before creating anything, so that a missing source leaves no basin behind.
             await open_basin(origin, source.basin).get_stream_config(source.stream)
         await self._ensure_basin(origin, source.basin, target.basin)
         if source.stream is not None:
@@ -143,7 +143,7 @@ class _Copier:
             await self._copy_stream(origin, _ref(source.basin, name), _ref(target.basin, name))
 
     async def _ensure_basin(self, origin: S2, source: str, target: str) -> None:
-        """Create the target's basin with the source's configuration, unless it exists."""
+        """Create the target basin with the source's configuration, unless it exists."""
         from s2_sdk import S2ServerError
 
         try:

@@ -1,4 +1,4 @@
-"""Commands for a stream's tail, its first record (trim) and its fencing token (fence)."""
+"""Commands for a stream's tail, for trimming, and for its fencing token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def check_tail(s2: S2, output: Output, ref: StreamRef) -> None:
     text = f"seq_num {tail.seq_num}"
     if tail.timestamp:
         text += f", timestamp {tail.timestamp}"
-        with suppress(ValueError, OverflowError, OSError):  # clients choose timestamps, in any unit
+        with suppress(ValueError, OverflowError, OSError):  # clients choose timestamps in any unit
             text += f" ({rfc3339(datetime.fromtimestamp(tail.timestamp / 1000, UTC))})"
     output.show(json_output.position(tail), text)
 

@@ -1,4 +1,4 @@
-"""`streamfold read` and `tail`: records as text or JSON lines, up to the tail or as they arrive."""
+"""`streamfold read` and `tail`: print records as text or JSON lines, and follow new ones."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from streamfold.model.names import StreamRef
 if TYPE_CHECKING:
     from s2_sdk import S2, ReadSession, SeqNum, SequencedRecord, TailOffset, Timestamp
 
-#: Records: no stream has more. A read session with a limit ends at the tail, one without waits there.
+#: Records: more than any stream has. A read session with a limit ends at the tail, and one without
+#: waits there.
 _NO_LIMIT: Final = (1 << 63) - 1
-#: Seconds that a read session with a limit waits at the tail: the most that S2 allows.
+#: Seconds that a read session with a limit waits at the tail: S2's maximum.
 _WAIT_MAX: Final = (1 << 32) - 1
 
 _follow_option = click.option(
@@ -138,7 +139,7 @@ def _start(
 def _extent(
     count: int | None, size: int | None, *, follow: bool, limited: bool = False
 ) -> dict[str, Any]:
-    """Return how far to read: to the limits, and unless following, no further than the tail."""
+    """Return how far to read: up to the limits and, unless following, not beyond the tail."""
     from s2_sdk import ReadLimit
 
     limited = limited or count is not None or size is not None
@@ -158,7 +159,7 @@ class RecordPrinter:
         self._empty = True
 
     def note_if_empty(self) -> None:
-        """Tell a person at a terminal that nothing was read."""
+        """Inform a person at a terminal that nothing was read."""
         if self._empty and self._output.at_terminal:
             self._output.note("No records.")
 
@@ -171,7 +172,7 @@ class RecordPrinter:
         self._output.show_objects(shape(record) for record in records)
 
     def _print_bodies(self, records: list[SequencedRecord]) -> None:
-        """Print bodies, each with a newline; note commands on standard error."""
+        """Print bodies, each with a newline, and note commands on standard error."""
         bodies = [record.body for record in records if not record.is_command_record()]
         self._output.show_bodies(bodies)
         if len(bodies) < len(records):
@@ -191,10 +192,10 @@ def _command_text(record: SequencedRecord) -> str:
 
 
 async def _print(session: ReadSession, printer: RecordPrinter, reached: int | None) -> None:
-    """Print the session's records, to its end or until the reader closes the output.
+    """Print the session's records until it ends or the reader closes the output.
 
-    A start beyond the tail is an error, unless the tail is at or after the seq_num `reached`: then
-    there is nothing to print.
+    A start beyond the tail is an error, unless the tail is at or after the seq_num `reached`. In
+    that case there is nothing to print.
     """
     from streamfold.follow.clients.feed import cancel_until_done
 

@@ -1,8 +1,9 @@
-"""Copies one stream from one server to another; an interrupted copy can be resumed.
+"""Copies one stream from one server to another. An interrupted copy can be resumed.
 
-The target's tail alone says how far the copy is. Every batch is appended with `match_seq_num`, so
-no record is copied twice, whatever was interrupted. Records keep headers, body and
-timestamp, and their seq_num unless they are renumbered; commands are records and are copied as such.
+The target's tail alone determines how far the copy is. Every batch is appended with
+`match_seq_num`, so no record is copied twice, whatever was interrupted. Records keep headers, body
+and timestamp, and their seq_num unless they are renumbered. Commands are records and are copied as
+such.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from streamfold.model.records import BATCH_RECORDS_MAX, TRIM_COMMAND
 if TYPE_CHECKING:
     from s2_sdk import AppendAck, S2Stream, SequencedRecord
 
-#: Metered bytes, and batches, sent and not acknowledged.
+#: Maximum unacknowledged metered bytes, and batches.
 _UNACKED_BYTES: Final = 16 << 20
 _UNACKED_BATCHES: Final = 64
-#: Records from which a bar is drawn.
+#: Records from which a progress bar is drawn.
 _BAR_RECORDS: Final = 10_000
-#: Seconds between two progress notes.
+#: Seconds between progress notes.
 _NOTE_INTERVAL: Final = 2.0
-#: The target's timestamping during the copy, so that timestamps stay as they are.
+#: The target's timestamping mode during the copy, which preserves timestamps.
 _COPIED_STAMPS: Final = Timestamping(mode=TimestampingMode.CLIENT_REQUIRE, uncapped=True)
 _EXISTS: Final = "resource_already_exists"
 
@@ -59,15 +60,16 @@ class CopyOptions:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What a copy of one stream did."""
+    """The outcome of copying one stream."""
 
     records: int
-    #: Tail of the target before and after.
+    #: The target's tail before and after the copy.
     start: int
     tail: int
-    #: How much lower seq_nums are in the target.
+    #: By how much seq_nums are lower in the target.
     shift: int
-    #: Records compared in both streams, and their BLAKE3 hash; None if none were.
+    #: Number of records compared in both streams, and their BLAKE3 hash. None if none were
+    #: compared.
     verified: int | None
     digest: str | None
 
@@ -75,7 +77,8 @@ class CopyReport:
 class StreamCopy:
     """Copies one stream from a source to a target, and reports progress through `note`.
 
-    `prepare` has the target keep timestamps; it is called once the target is known to hold a copy.
+    `prepare` makes the target preserve timestamps. It is called once the target is known to be a
+    copy.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class StreamCopy:
         self._prepare = prepare
 
     async def run(self) -> CopyReport:
-        """Copy everything up to the source's present tail."""
+        """Copy everything up to the source's current tail."""
         first, end = await _extent(self._source)
         tail = (await self._target.check_tail()).seq_num
         shift = await self._shift(first.seq_num, tail)
@@ -122,10 +125,10 @@ class StreamCopy:
         return first if tail == 0 else await self._find_shift(tail)
 
     async def _find_shift(self, tail: int) -> int:
-        """Find how far an earlier copy lowered seq_nums, by finding its last record in the source."""
+        """Find out by how much an earlier copy lowered seq_nums, from its last record's position."""
         last = await _record(self._target, tail - 1)
         if last is not None:
-            # A bounded read, which ends at the tail; many records may share a timestamp.
+            # A bounded read, which ends at the tail. Many records may share a timestamp.
             stamps = last.timestamp, last.timestamp + 1
             async for record in _each_between(self._source, *stamps):
                 shift: int = record.seq_num - last.seq_num
@@ -187,14 +190,14 @@ class StreamCopy:
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The first record that a stream still has, or its tail if it has none."""
+    """The first record left in a stream, or its tail if there is none."""
 
     seq_num: int
     timestamp: int
 
 
 class _Noted(AppendCounts):
-    """Notes progress now and then, unless a bar shows it."""
+    """Counts acknowledged records, and prints progress notes unless a bar shows progress."""
 
     def __init__(self, note: Callable[[str], None], total: int, bar: ProgressBar) -> None:
         super().__init__()
@@ -214,7 +217,10 @@ class _Noted(AppendCounts):
 async def create_target(
     source: S2Basin, target: S2Basin, source_stream: str, target_stream: str
 ) -> StreamConfig:
-    """Create the target unless it exists, keeping timestamps; return the source's configuration."""
+    """Create the target unless it exists, preserving timestamps.
+
+    Returns the source's configuration.
+    """
     config = await source.get_stream_config(source_stream)
     copying = replace(config, timestamping=_COPIED_STAMPS)
     try:
@@ -226,12 +232,12 @@ async def create_target(
 
 
 async def keep_stamps(target: S2Basin, stream: str) -> None:
-    """Have the target take the timestamps of the source as they are."""
+    """Make the target accept the source's timestamps unchanged."""
     await target.reconfigure_stream(stream, config=StreamConfig(timestamping=_COPIED_STAMPS))
 
 
 def translate(record: SequencedRecord, shift: int) -> Record:
-    """Return a record as the target gets it; a trim's seq_num is shifted with all others."""
+    """Return a record as appended to the target. A trim's seq_num is shifted like all others."""
     body = record.body
     if shift and record.is_command_record() and record.headers[0][1] == TRIM_COMMAND:
         body = max(0, int.from_bytes(body, "big") - shift).to_bytes(8, "big")
@@ -241,9 +247,9 @@ def translate(record: SequencedRecord, shift: int) -> Record:
 async def compare(
     source: S2Stream, target: S2Stream, start: int, end: int, shift: int, bar: ProgressBar
 ) -> tuple[int, str]:
-    """Read and compare both streams record by record; return the number of records and their hash.
+    """Read and compare both streams record by record. Returns the number of records and their hash.
 
-    Skips records at the start that either stream has trimmed meanwhile, and no others.
+    Skips only leading records that either stream has trimmed meanwhile.
     """
     copies, originals = _each(target, start, end), _each(source, start + shift, end + shift)
     copied, original = await anext(copies, None), await anext(originals, None)
@@ -278,7 +284,7 @@ def _different(seq_num: int) -> VerbFailedError:
 async def read_range(
     stream: S2Stream, start: int, end: int
 ) -> AsyncIterator[list[SequencedRecord]]:
-    """Yield batches of records from `start`, or the first one left, up to `end`."""
+    """Yield batches of records from `start`, or from the first one left, up to `end`."""
     if start >= end:
         return
     session = stream.read_session(start=SeqNum(start), limit=ReadLimit(count=end - start))
@@ -302,7 +308,7 @@ async def _each(stream: S2Stream, start: int, end: int) -> AsyncIterator[Sequenc
 
 
 async def _each_between(stream: S2Stream, since: int, until: int) -> AsyncIterator[SequencedRecord]:
-    """Yield records with timestamps from `since` up to, not including, `until`."""
+    """Yield records with timestamps from `since` up to but excluding `until`."""
     session = stream.read_session(start=Timestamp(since), until_timestamp=until, clamp_to_tail=True)
     try:
         async for batch in session:
@@ -315,7 +321,7 @@ async def _each_between(stream: S2Stream, since: int, until: int) -> AsyncIterat
 
 
 async def _record(stream: S2Stream, seq_num: int) -> SequencedRecord | None:
-    """Return the record with that seq_num; None if it was trimmed or does not exist yet."""
+    """Return the record with that seq_num, or None if it was trimmed or does not exist yet."""
     try:
         batch = await stream.read(start=SeqNum(seq_num), limit=ReadLimit(count=1))
     except ReadUnwrittenError:
@@ -337,7 +343,7 @@ async def _extent(stream: S2Stream) -> tuple[_First, int]:
 
 
 def _padding(start: int, end: int, timestamp: int) -> Iterator[list[Record]]:
-    """Yield batches of empty records to replace trimmed ones; the last record trims them."""
+    """Yield batches of empty records that replace trimmed ones. The last record trims them."""
     for at in range(start, end, BATCH_RECORDS_MAX):
         size = min(BATCH_RECORDS_MAX, end - at)
         batch = [Record(body=b"", timestamp=timestamp)] * size
@@ -355,7 +361,7 @@ def _same(expected: Record, record: SequencedRecord) -> bool:
 
 
 def _encoded(record: SequencedRecord) -> bytes:
-    """Encode a record for the hash, each part after its length, so that parts cannot run together."""
+    """Encode a record for the hash, with each part after its length, so that parts cannot merge."""
     parts = [part for header in record.headers for part in header]
     parts += [record.body, record.timestamp.to_bytes(8, "big")]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -181,7 +181,7 @@ def _expiry(seconds: int | None, moment: int | None) -> datetime | None:
         return datetime.fromtimestamp(
             time.time() + seconds if seconds is not None else (moment or 0) / 1000, UTC
         )
-    except (ValueError, OverflowError, OSError):  # which one depends on the system
+    except (ValueError, OverflowError, OSError):  # the exception type depends on the system
         raise click.UsageError(
             "an expiry after the year 9999 cannot be kept: give an earlier one, or none"
         ) from None
@@ -262,9 +262,9 @@ async def get_stream_metrics(
 
 
 def _span(start: int | None, end: int | None, interval: str | None) -> dict[str, Any]:
-    """Return the span as the SDK takes it: whole seconds, with an exclusive end.
+    """Return the span as the SDK expects it: whole seconds, with an exclusive end.
 
-    The end is rounded up, so that the current second is included.
+    The end is rounded up to include the current second.
     """
     from s2_sdk import TimeseriesInterval
 

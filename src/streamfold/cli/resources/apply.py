@@ -1,4 +1,4 @@
-"""`streamfold apply` and `diff`: make basins and streams what a file says, or compare them."""
+"""`streamfold apply` and `diff`: create and configure what a file specifies, or compare with it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from streamfold.wire.s2.resources import BasinConfigJson, StreamConfigJson
 if TYPE_CHECKING:
     from s2_sdk import S2
 
-#: Resources from which a bar is drawn: each takes a request or two.
+#: Number of resources from which a bar is drawn, because each takes a request or two.
 _MANY = 20
 _SIGNS = {"create": ("+", "added"), "update": ("~", "changed"), "none": ("=", "faint")}
 _WORDS = {"create": "created", "update": "updated", "none": "unchanged"}
@@ -41,7 +41,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """A member of a configuration, as it is and as the file wants it; None where nothing is set."""
+    """A configuration member's current value and the file's value. None where nothing is set."""
 
     member: str
     before: object
@@ -50,15 +50,15 @@ class MemberChange:
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """What it takes to make one basin or stream what the file says."""
+    """The change that makes one basin or stream match the file."""
 
     kind: str
-    #: basin, or basin/stream.
+    #: A basin, or basin/stream.
     name: str
-    #: create, update or none.
+    #: One of create, update and none.
     action: str
     members: tuple[MemberChange, ...]
-    #: The request that does it.
+    #: The request that makes the change.
     path: str
     body: object
     basin: str | None
@@ -120,7 +120,7 @@ async def diff(s2: S2, output: Output, file: Path | None, named: Path | None) ->
 
 
 async def compare(s2: S2, spec: ResourceSpec) -> AsyncIterator[ResourceChange]:
-    """Yield a change for each basin and stream of the file, in its order."""
+    """Yield a change for each basin and stream in the file, in its order."""
     for basin in spec.basins:
         change = await _compare_basin(s2, basin)
         yield change
@@ -152,7 +152,7 @@ async def _compare_basin(s2: S2, basin: BasinSpec) -> ResourceChange:
 
 
 async def _get(s2: S2, path: str, kind: type[Config], basin: str | None = None) -> Config | None:
-    """Return a configuration; None if the basin or stream does not exist."""
+    """Return a configuration, or None if the basin or stream does not exist."""
     from s2_sdk import S2ServerError
 
     try:
@@ -166,7 +166,7 @@ async def _get(s2: S2, path: str, kind: type[Config], basin: str | None = None) 
 def _difference(
     stored: object, before: dict[str, object], after: dict[str, object]
 ) -> tuple[str, tuple[MemberChange, ...]]:
-    """Return the action and the members that differ; of a new resource, those that have a value."""
+    """Return the action and the differing members; for a new resource, the members with a value."""
     members = tuple(
         MemberChange(name, before.get(name), value)
         for name, value in after.items()
@@ -204,7 +204,7 @@ def _basin_members(config: BasinConfig | None) -> dict[str, object]:
 
 
 def _body(config: object) -> object:
-    """What a request carries: only members that are set, as S2's own clients send them."""
+    """Return a request's content: only members that are set, as S2's own clients send them."""
     return _without_null(msgspec.to_builtins(config))
 
 
@@ -250,6 +250,6 @@ def _show(output: Output, change: ResourceChange, *, applied: bool) -> None:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):  # all numbers of a configuration are durations in seconds
+    if isinstance(value, int):  # all numbers in a configuration are durations in seconds
         return duration_text(timedelta(seconds=value))
     return "-" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Options for the configuration of a stream or a basin, and how its retention is shown."""
+"""Options for the configuration of a stream or basin, and the display of its retention."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def stream_config_options(function: Function) -> Function:
 
 
 def basin_config_options(function: Function) -> Function:
-    """Add options for the basin itself, and for the defaults of its streams."""
+    """Add options for the basin itself and for the defaults of its streams."""
     for option in reversed(_BASIN_OPTIONS):
         function = option(function)
     return stream_config_options(function)
 
 
 def stream_config(options: dict[str, Any]) -> StreamConfig | None:
-    """Build the configuration from the options; None if none is given."""
+    """Build the configuration from the options. Returns None if none is given."""
     from s2_sdk import StreamConfig, Timestamping, TimestampingMode
 
     if all(value is None for value in options.values()):
@@ -95,7 +95,7 @@ def stream_config(options: dict[str, Any]) -> StreamConfig | None:
 
 
 def basin_config(options: dict[str, Any]) -> BasinConfig | None:
-    """Build the configuration from the options; None if none is given."""
+    """Build the configuration from the options. Returns None if none is given."""
     from s2_sdk import BasinConfig, Encryption
 
     own = {name: options[name] for name in _BASIN_NAMES}
@@ -111,17 +111,17 @@ def basin_config(options: dict[str, Any]) -> BasinConfig | None:
 
 
 def require_some(config: object) -> None:
-    """Refuse a reconfiguration that would change nothing."""
+    """Reject a reconfiguration that would change nothing."""
     if config is None:
         raise click.UsageError("nothing to change: give at least one option to set")
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionInForce:
-    """The retention of a new stream, or of those a basin will get; None if it could not be read."""
+    """The retention of a new stream, or of a basin's future streams; None if it could not be read."""
 
     value: Retention | None
-    #: Why it could not be read.
+    #: Why the retention could not be read.
     unknown: str = ""
 
     @property
@@ -133,7 +133,7 @@ class RetentionInForce:
         return f"keeps records for {_age(self.value)}"
 
     def advice(self, subject: str, change: str) -> str:
-        """Advice for a caller who set no retention; empty if records never expire."""
+        """Return advice for a user who set no retention, or nothing if records never expire."""
         if self.value is None:
             return f"The retention of {subject} could not be read: {self.unknown}"
         if self.value == INFINITE:
@@ -149,7 +149,7 @@ def _age(seconds: Retention) -> str:
 
 
 async def of_stream(reading: Awaitable[StreamConfig]) -> RetentionInForce:
-    """The retention of a stream that was just created: a failed read does not undo that."""
+    """Return the retention of a stream that was just created. A failed read is not an error."""
     from s2_sdk import S2Error
 
     try:
@@ -159,7 +159,7 @@ async def of_stream(reading: Awaitable[StreamConfig]) -> RetentionInForce:
 
 
 async def of_basin(reading: Awaitable[BasinConfig]) -> RetentionInForce:
-    """The retention that streams created in a basin get by default; failures as for a stream."""
+    """Return the default retention of streams in a basin. A failed read is not an error."""
     from s2_sdk import S2Error
 
     try:

@@ -1,4 +1,4 @@
-"""Commands for basins and streams, except their records; lists page by page."""
+"""Commands for basins and streams, except their records. Lists are fetched page by page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from s2_sdk import S2, BasinInfo, StreamInfo
 
 Item = TypeVar("Item")
-#: Members of a configuration that are seconds, and are shown as options take them.
+#: Members of a configuration in seconds, which are shown in the format of options.
 _DURATIONS = ("retention_policy", "delete_on_empty_min_age")
 
 
@@ -60,7 +60,7 @@ async def show_streams(
 
 
 async def first(items: AsyncIterator[Item], limit: int | None) -> AsyncIterator[Item]:
-    """Yield the first `limit` of `items`, or all, without fetching a page too many."""
+    """Yield the first `limit` of `items`, or all, without fetching one page too many."""
     numbers = count(1)
     async for item in items:
         yield item
@@ -211,7 +211,7 @@ async def create_basin(
     and the default for its streams, which keep records for 7 days unless --retention-policy says
     otherwise.
     """
-    parse_basin_name(basin)  # refuses it with the rule, which the SDK does not name
+    parse_basin_name(basin)  # rejects the name with the rule, which the SDK does not state
     config, status = config_options.basin_config(options), "created"
     if ensure:
         ensured = await s2.ensure_basin(basin, config=config, location=location)

@@ -1,1 +1,1 @@
-"""Commands that run a process: `serve` and `snapshotter`."""
+"""Commands that run or watch processes: `serve`, `ingest`, `snapshotter`, `mcp` and `top`."""

@@ -1,4 +1,4 @@
-"""`streamfold ingest`: tables of databases as streams."""
+"""`streamfold ingest`: copies database tables into streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with needing_extra("postgres"):
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two lines about a copy.
+#: Seconds between lines about a copy.
 _COPY_NOTE = 5.0
 _BEGIN = "`streamfold ingest postgres` makes it, and --slot names another"
 _DSN = click.option(
@@ -234,7 +234,7 @@ def drop(
 
 
 class _Printed:
-    """Prints a line when a table enters another state, and during a copy now and then."""
+    """Prints a line when a table's state changes, and periodically during a copy."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -294,13 +294,14 @@ async def _run(
 
 
 def _stop(ingesting: asyncio.Task[None], number: signal.Signals) -> None:
-    # Both its shell and the kernel send SIGHUP when a terminal closes: the second one is no hurry.
+    # When a terminal closes, its shell and the kernel each send SIGHUP, so the second is not a
+    # request to hurry.
     if number is not signal.SIGHUP or not ingesting.cancelling():
         ingesting.cancel()
 
 
 def trim_points(file: Path | None) -> dict[str, int]:
-    """Return the first record to keep, by stream; nothing without a readable file."""
+    """Return the first record to keep, by stream. Empty without a readable file."""
     if file is None:
         return {}
     try:
@@ -308,7 +309,7 @@ def trim_points(file: Path | None) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        # It may be half written: the next heartbeat reads it again.
+        # The file may be half written. The next heartbeat reads it again.
         logger.warning(
             'nothing is trimmed, --trim-file %s is not readable as {"public.orders": 1000}: %s',
             file, reason_of(error),

@@ -1,4 +1,4 @@
-"""`streamfold mcp`: streams and archives for an assistant, by the package streamfold-mcp."""
+"""`streamfold mcp`: gives an assistant access to streams and archives through streamfold-mcp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamfold.extras import needing_extra
 
 
 class NamedArchive(click.ParamType[tuple[str, str]]):
-    """An archive's folder or URL, with the name by which it is asked for: `users=s3://bucket/users`."""
+    """An archive's folder or URL, with the name that refers to it: `users=s3://bucket/users`."""
 
     name = "NAME=URI"
 

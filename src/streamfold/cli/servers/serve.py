@@ -1,6 +1,6 @@
-"""`streamfold serve` (or `lite`, as S2 calls its own): run a server.
+"""`streamfold serve` (or `lite`, S2's name for its own server): runs a server.
 
-It reads some variables of S2's own server, and warns of those that have no effect.
+It reads some environment variables of S2's own server, and warns about those that have no effect.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from streamfold.store.settings import StoreSettings
 
 FLUSH_INTERVAL = "SL8_FLUSH_INTERVAL"
 _PREFIXES = ("SL8_", "S2LITE_")
-#: Those that are read, each with the option that it sets.
+#: The variables that are read.
 _FOLLOWED = frozenset((FLUSH_INTERVAL, "S2LITE_INIT_FILE"))
-#: The options closest to settings of SlateDB.
+#: The closest options for SlateDB settings.
 _OPTIONS = {
     "SL8_MAX_UNFLUSHED_BYTES": "--append-inflight-bytes",
     "SL8_OBJECT_STORE_MAX_RETRIES": "--commit-timeout",
 }
 _DEFAULTS = StoreSettings()
 _ROOT_TOKEN = "STREAMFOLD_ROOT_TOKEN"  # noqa: S105 - the variable's name, not a secret
-#: Characters: a shorter one could be guessed.
+#: Minimum characters of a root token, because a shorter one could be guessed.
 _ROOT_TOKEN_MIN = 16
-#: Only this user can read what is written: files 0600, folders 0700. SlateDB obeys it too.
+#: Makes files readable for this user only: files 0600, folders 0700. SlateDB respects it too.
 _UMASK = 0o077
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-#: Headings of the help, and the options below each.
+#: Headings of the help, with the options below each.
 _SECTIONS = {
     "Storage": (
         "--local-root", "--bucket", "--path", "--take-over", "--accept-loss", "--no-fsync",
@@ -64,7 +64,7 @@ _SECTIONS = {
 
 
 def flush_interval(environment: Mapping[str, str]) -> float | None:
-    """Return the variable's seconds between flushes; None if it is not set."""
+    """Return the seconds between flushes that the variable sets, or None if it is not set."""
     text = environment.get(FLUSH_INTERVAL, "").strip()
     if not text:
         return None
@@ -78,7 +78,7 @@ def flush_interval(environment: Mapping[str, str]) -> float | None:
 
 
 def unused(environment: Mapping[str, str], options: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each variable without effect; `options` are those of `serve`."""
+    """Yield a sentence for each variable that has no effect. `options` are those of `serve`."""
     names = frozenset(options)
     for name in sorted(environment):
         if not name.startswith(_PREFIXES) or name in _FOLLOWED:
@@ -413,7 +413,7 @@ def serve(
 
 
 def _commit_interval(interval: float | None) -> float:
-    """Return the seconds between commits, from the option or from the variable of S2's own server."""
+    """Return the seconds between commits, from the option or from S2's own server's variable."""
     variable = flush_interval(os.environ)
     if variable is None:
         return interval or 0.0
@@ -434,7 +434,7 @@ def _warn(text: str) -> None:
 
 def _root_token(file: Path | None) -> Secret:
     """Read the root token from its file, or else from the environment."""
-    # Bytes that are not UTF-8 become characters that cannot be printed.
+    # Bytes that are not UTF-8 become unprintable characters.
     text = file.read_text(errors="surrogateescape") if file else os.environ.get(_ROOT_TOKEN, "")
     token = text.strip()
     if not token.isprintable():
@@ -451,7 +451,7 @@ def _root_token(file: Path | None) -> Secret:
 
 
 def _reach(configuration: Configuration) -> str:
-    """Say which clients can reach the server, and what they may do."""
+    """Describe which clients can reach the server, and what they may do."""
     host = configuration.listening_host
     if configuration.guarded:
         return f"It listens on {host} and requires access tokens."

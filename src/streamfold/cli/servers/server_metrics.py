@@ -1,4 +1,4 @@
-"""A server's Prometheus metrics and busiest streams, and what happened between two readings."""
+"""Reads a server's Prometheus metrics and busiest streams, and compares two readings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from streamfold.cli.target import Target
 from streamfold.http_client import build_request, cause_of, open_transport
 from streamfold.wording import reason_of
 
-#: Seconds that a server may take to answer, and bytes that its answer may have.
+#: Seconds for a server to respond, and maximum bytes of a response.
 _TIMEOUT, _ANSWER_MAX = 5.0, 8 << 20
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ACK: Final = "s2_append_ack_latency_seconds"
 _FLUSH: Final = "streamfold_flush_duration_seconds"
-#: Members of a view that are the value of one series.
+#: Members of a view that are the value of a single series.
 _GAUGES: Final = {
     "followers": "streamfold_followers",
     "connections": "streamfold_connections",
@@ -37,12 +37,12 @@ _GAUGES: Final = {
     "storage_open": "streamfold_storage_open",
 }
 
-#: Series by name and labels.
+#: Values of series by name and labels.
 Series = Mapping[tuple[str, str], float]
 
 
 class StreamRate(msgspec.Struct, frozen=True):
-    """A stream with the rates of what is appended to it."""
+    """A stream with the rates of its appends."""
 
     basin: str
     stream: str
@@ -60,7 +60,7 @@ class Reading:
 
     at: float
     series: Series
-    #: The busiest streams first; None if the server does not know them, or does not show them.
+    #: The busiest streams first; None if the server does not support or does not show them.
     busiest: Sequence[StreamRate] | None = None
 
     def value(self, name: str, labels: str = "") -> float | None:
@@ -68,7 +68,7 @@ class Reading:
 
 
 def parse_metrics(text: str) -> Series:
-    """Return the samples of a text in Prometheus' format; labels are `name=value` in order."""
+    """Parse Prometheus' text format. Labels become sorted `name=value` pairs."""
     series = {}
     for line in text.splitlines():
         match = None if line.startswith("#") else _LINE.fullmatch(line)
@@ -84,7 +84,7 @@ def parse_metrics(text: str) -> Series:
 
 
 def read_metrics(target: Target) -> Reading:
-    """Ask the server once; VerbFailedError with the way out if it does not answer with metrics."""
+    """Query the server once. Raises VerbFailedError with a remedy if it does not return metrics."""
     headers = {"authorization": f"Bearer {target.token}"} if target.token else {}
     try:
         origin = httpx.URL(target.account)
@@ -116,7 +116,7 @@ def read_metrics(target: Target) -> Reading:
 def _get(
     transport: httpx.BaseTransport, origin: httpx.URL, path: str, headers: Mapping[str, str]
 ) -> tuple[int, bytes]:
-    """Return the status and the body of an answer, of which the body is cut if it is too long."""
+    """Return a response's status and body. Stops reading a body that is too long."""
     response = transport.handle_request(
         build_request("GET", origin, path, headers, timeout=_TIMEOUT)
     )
@@ -130,7 +130,7 @@ def _get(
 
 
 def _streams(answer: bytes) -> Sequence[StreamRate] | None:
-    """Return the streams of an answer; None if it is not one of Streamfold."""
+    """Return the streams in a response, or None if it is not Streamfold's."""
     try:
         return msgspec.json.decode(answer, type=_Busiest).streams
     except msgspec.DecodeError:
@@ -138,7 +138,7 @@ def _streams(answer: bytes) -> Sequence[StreamRate] | None:
 
 
 def view(before: Reading, now: Reading) -> Shape:
-    """Return what the server did between two readings, and what it holds; null for what is unknown."""
+    """Describe a server's activity between two readings, and its state. Unknown values are null."""
     shape: Shape = {
         "at": round(now.at, 3),
         "seconds": round(now.at - before.at, 3),
@@ -171,7 +171,7 @@ def _since(now: Reading, name: str) -> float | None:
 
 
 def _rate(before: Reading, now: Reading, name: str) -> float | None:
-    """Return how much a counter grew per second; a server that restarted began at 0."""
+    """Return a counter's increase per second. After a restart, a counter has started from 0."""
     first, last = before.value(name), now.value(name)
     if first is None or last is None or now.at <= before.at:
         return None
@@ -179,7 +179,7 @@ def _rate(before: Reading, now: Reading, name: str) -> float | None:
 
 
 def _quantiles(before: Reading, now: Reading, name: str) -> dict[str, float] | None:
-    """Return quantiles in milliseconds of what a histogram counted between the readings."""
+    """Return quantiles, in milliseconds, of a histogram's observations between the readings."""
     buckets = sorted(
         (float(labels.removeprefix("le=").replace("+Inf", "inf")), labels)
         for series, labels in now.series

@@ -1,4 +1,4 @@
-"""`streamfold snapshotter`: publish tables of change streams as archives."""
+"""`streamfold snapshotter`: publishes tables of change streams as archives."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _SET = click.option(
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _JOB = Path(__file__).with_name("snapshotter_job.py")
-#: Seconds between two checks that Spark still runs.
+#: Seconds between checks of whether Spark is still running.
 _LOOK = 2.0
-#: Seconds between two checks whether Spark has started.
+#: Seconds between checks of whether Spark has started.
 _START_LOOK = 0.1
-#: Addresses that mean every interface of this machine; a browser cannot open them.
+#: Addresses that mean every interface of this machine, which a browser cannot open.
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - it is recognized, not listened at
 
 T = TypeVar("T")
@@ -147,7 +147,7 @@ def pack(folder: Path, as_json: bool) -> None:
 
 
 def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> SnapshotterConfiguration:
-    """Load the configuration, or list its problems, one per line."""
+    """Load the configuration. If it is invalid, list its problems, one per line."""
     try:
         return load_configuration(file, settings=settings)
     except ConfigurationError as error:
@@ -163,11 +163,11 @@ def _load(file: Path, settings: tuple[str, ...], as_json: bool) -> SnapshotterCo
 
 
 def _log(verbose: bool) -> None:
-    """Log this package's messages, and those of others if `verbose`."""
+    """Log this package's messages, and with `verbose` those of others."""
     shape = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format=shape)
     logging.getLogger("streamfold").setLevel(logging.INFO)
-    # It logs every connection that ends with a query.
+    # py4j logs every connection that a query ends.
     logging.getLogger("py4j").setLevel(logging.WARNING if verbose else logging.CRITICAL)
 
 
@@ -195,7 +195,7 @@ def _publish(
     if not (is_submitted() or is_local(settings.get("spark.master", "local"))):
         settings = with_package(settings, scratch)
     http = configuration.http
-    # Port and destinations come before Spark, which takes seconds to start.
+    # Opens the port and destinations before Spark, which takes seconds to start.
     with (
         tracing(),
         Snapshotter(jobs, scratch=scratch) as writer,
@@ -205,7 +205,7 @@ def _publish(
         writer.check()
         spark = _unless(stop, partial(snapshotter_session, settings, verbose=verbose))
         if spark is None:
-            return  # nothing has started; Java ends with this process
+            return  # nothing has started, and Java ends with this process
         with needing_java(spark):
             with writer.publishing(spark):
                 _stop_without(partial(is_running, spark), stop)
@@ -216,7 +216,10 @@ def _publish(
 
 
 def _unless(stop: threading.Event, work: Callable[[], T]) -> T | None:
-    """Return or raise what `work` does; None as soon as `stop` is set, without waiting for `work`."""
+    """Return the result of `work`, or None as soon as `stop` is set, without waiting for `work`.
+
+    Raises the error of `work`.
+    """
     outcome: Future[T] = Future()
 
     def run() -> None:
@@ -233,7 +236,7 @@ def _unless(stop: threading.Event, work: Callable[[], T]) -> T | None:
 
 
 def _stop_without(is_running: Callable[[], bool], stop: threading.Event) -> None:
-    """Set `stop` when Spark is gone: otherwise every table would retry without end."""
+    """Set `stop` when Spark is gone, because every table would otherwise retry without end."""
 
     def watch() -> None:
         while not stop.wait(_LOOK):

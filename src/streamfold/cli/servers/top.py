@@ -1,4 +1,4 @@
-"""`streamfold top`: what a server is doing, again and again, in a terminal."""
+"""`streamfold top`: continuously shows a server's activity in a terminal."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from streamfold.cli.servers.server_metrics import Reading, read_metrics, view
 from streamfold.cli.target import JSON_OPTION, TARGET_OPTIONS, Target, find_target
 from streamfold.cli.terminal import aligned, inert, styled
 
-#: Readings whose rates are drawn as a line.
+#: Number of readings whose rates are drawn as a line.
 _HISTORY = 60
 _BARS = "▁▂▃▄▅▆▇█"
-#: Characters of a stream's name: with its rates, it fits 80 columns.
+#: Maximum characters of a stream's name. With its rates, it fits into 80 columns.
 _NAME_MAX = 48
-#: The server counts a window of 5 s, and the one before.
+#: The server counts the current window of 5 s and the one before.
 _BUSIEST = "busiest streams, last 5 to 10 s"
-#: Lines that may come below the streams: a failure and the key that quits, each after an empty one.
+#: Lines needed below the streams: a failure and the key to quit, each after an empty line.
 _BELOW = 4
-#: Bytes of keys that are read at once.
+#: Maximum bytes of keys read at once.
 _KEYS = 64
-#: To the top left, each line cleared as it is written, the rest of the screen after the last.
+#: Moves to the top left, clears each line as it is written, and clears the rest of the screen.
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
-#: The terminal's second screen, without a cursor, where long lines are cut instead of wrapped: a
-#: narrow window would scroll. The first screen returns as it was.
+#: Switches to the terminal's second screen, without a cursor, and cuts long lines instead of
+#: wrapping them, which would scroll a narrow window. The first screen is then restored.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 
@@ -88,7 +88,7 @@ def _print(output: Output, target: Target, before: Reading, interval: float, *, 
 
 
 class _Screen:
-    """Draws the view over the whole terminal, and survives a server that goes away."""
+    """Draws the view on the whole terminal, and keeps going if the server goes away."""
 
     def __init__(self, target: Target, interval: float) -> None:
         self._target, self._interval = target, interval
@@ -116,7 +116,7 @@ class _Screen:
         self._acks.append(acks["p99"] if isinstance(acks, dict) else 0.0)
 
     def _draw_and_wait(self) -> bool:
-        """Whether a key asked for the end, before the next reading is due."""
+        """Draw, then wait until the next reading is due. Returns whether a key ended the program."""
         size = shutil.get_terminal_size()
         clock = time.strftime("%H:%M:%S")
         lines = [styled(f"streamfold top  {inert(self._target.account)}  {clock}", "heading"), ""]
@@ -129,10 +129,10 @@ class _Screen:
                 f"records/s  {_line(self._records)}",
                 f"ack p99    {_line(self._acks)}",
             ]
-            # As many streams as there is room for.
+            # As many streams as fit.
             lines += _busiest(self._shape["busiest"])[: max(0, size.lines - len(lines) - _BELOW)]
         if self._trouble:
-            trouble = f"trying again: {inert(self._trouble)}"  # in one line, as all others
+            trouble = f"trying again: {inert(self._trouble)}"  # in one line, like all others
             lines += ["", styled(trouble[: size.columns], "failure")]
         lines += ["", styled("q quits", "faint")]
         shown = "\r\n".join(line + _CLEAR_LINE for line in lines[: size.lines])
@@ -142,12 +142,12 @@ class _Screen:
         if not ready:
             return False
         pressed = os.read(sys.stdin.fileno(), _KEYS)
-        return not pressed or b"q" in pressed.lower()  # nothing: the terminal is gone
+        return not pressed or b"q" in pressed.lower()  # nothing was read: the terminal is gone
 
 
 @contextmanager
 def _second_screen() -> Iterator[None]:
-    """Draw on the terminal's second screen, with keys that arrive as they are pressed."""
+    """Draw on the terminal's second screen, with keys available as they are pressed."""
     import termios
     import tty
 
@@ -165,7 +165,7 @@ def _second_screen() -> Iterator[None]:
 
 
 def _lines(shape: Shape) -> list[str]:
-    """Return the view as a table, and below it what is wrong, in words."""
+    """Return the view as a table, followed by any problem in words."""
     rows = [
         ("appends", _per_second(shape["appends_per_second"]), "records",
          _per_second(shape["records_per_second"]), "bytes", _bytes(shape["bytes_per_second"], "/s")),
@@ -207,7 +207,7 @@ def _busiest(streams: object) -> list[str]:
 
 
 def _clipped(name: str) -> str:
-    """Return a name in one line of a narrow terminal; its end says more than its beginning."""
+    """Shorten a name to fit a narrow terminal. Its end is more informative than its beginning."""
     name = inert(name)
     return name if len(name) <= _NAME_MAX else f"…{name[1 - _NAME_MAX :]}"
 

@@ -15,9 +15,9 @@ from streamfold.cli.target import JSON_OPTION, find_target
 from streamfold.errors import StreamfoldError
 
 _VARIABLE = "_STREAMFOLD_COMPLETE"
-#: Seconds that a person at the Tab key waits for names from a server, and how many are useful.
+#: Seconds that a person at the Tab key waits for names from a server, and maximum names.
 _TIMEOUT, _NAMES_MAX = 2.0, 200
-#: Names that a shell takes as they are: others could become commands when they are inserted.
+#: Names that a shell inserts unchanged. Others could become commands.
 _PLAIN = re.compile(r"[\w./=@+:-]+", re.ASCII)
 _SCHEME = "s2://"
 
@@ -44,9 +44,9 @@ completion.params.append(JSON_OPTION)
 
 
 def names_on_server(context: click.Context, incomplete: str) -> list[str]:
-    """Return basins, or streams of one, that begin with what was typed; nothing if the server fails.
+    """Return basins, or a basin's streams, that begin with `incomplete`.
 
-    A shell cannot show an error here, so there is none.
+    Returns nothing if the server fails, because a shell cannot show an error here.
     """
     from s2_sdk import S2Error
 

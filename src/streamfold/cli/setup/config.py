@@ -1,4 +1,4 @@
-"""`streamfold config`: named servers with their tokens, and which one commands use."""
+"""`streamfold config`: manages named servers with their tokens, and the current one."""
 
 from __future__ import annotations
 

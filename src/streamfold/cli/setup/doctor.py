@@ -1,4 +1,4 @@
-"""`streamfold doctor`: one line for everything that must work, with its fix."""
+"""`streamfold doctor`: prints one line for each thing that must work, with a fix if it does not."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from streamfold.cli.terminal import inert, styled
 from streamfold.errors import StreamfoldError
 from streamfold.wording import reason_of
 
-#: Seconds that a server may take to answer.
+#: Seconds for a server to respond.
 _TIMEOUT: Final = 10.0
-#: Seconds between the clocks of two machines: beyond the first, timestamps of records look wrong;
-#: beyond the second, S3 refuses requests.
+#: Seconds between the clocks of two machines. Beyond the first, record timestamps look wrong;
+#: beyond the second, S3 rejects requests.
 _SKEW_NOTED, _SKEW_MAX = 5.0, 900.0
-#: Syncs that are measured, and bytes written before each: what one small append costs.
+#: Number of measured syncs, and bytes written before each, to find the cost of a small append.
 _SYNCS, _SYNC_BYTES = 50, 4096
-#: Seconds: no device is as fast as the first; above the second, every append is slow.
+#: Seconds: no device is faster than the first, and above the second every append is slow.
 _SYNC_MIN, _SYNC_SLOW = 5e-6, 0.05
-#: File systems that lose all at a restart, and those whose syncs and renames depend on a server.
+#: File systems that lose everything at a restart, and those whose syncs and renames depend on a
+#: server.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"})
-#: A package of each extra.
+#: One package of each extra.
 _EXTRAS: Final = {
     "server": ("uvloop", "streamfold serve"),
     "client": ("s2_sdk", "the commands that talk to a server"),
@@ -56,14 +57,14 @@ class Finding:
     """The outcome of one check."""
 
     check: str
-    #: ok, warning, failure, or skipped: not needed here.
+    #: One of ok, warning, failure and skipped (not needed here).
     status: str
     message: str
     fix: str | None = None
 
 
 def check_config_file() -> Finding:
-    """Look at who can read the tokens in the configuration file."""
+    """Check who can read the tokens in the configuration file."""
     path = config_path()
     if not path.exists():
         fix = "`streamfold config set endpoint URL` makes one"
@@ -75,7 +76,7 @@ def check_config_file() -> Finding:
 
 
 def check_server(target: Target | VerbFailedError) -> Iterator[Finding]:
-    """Send one request; find out about the address, the token and the clock."""
+    """Send one request to check the address, the token and the clock."""
     if isinstance(target, VerbFailedError):
         missing = "no server is named by an option, a variable or a context"
         yield Finding("endpoint", "skipped", missing, target.message)
@@ -134,7 +135,7 @@ def _check_answer(target: Target, status: int, took: str) -> Iterator[Finding]:
 
 
 def _check_clock(date: str | None, sent: float, answered: float) -> Finding:
-    """Compare with the server's `Date`, which has whole seconds."""
+    """Compare the clock with the server's `Date`, which has whole seconds."""
     if date is None:
         return Finding("clock", "skipped", "the server does not say what time it is")
     try:
@@ -151,8 +152,8 @@ def _check_clock(date: str | None, sent: float, answered: float) -> Finding:
 
 
 def check_disk(folder: Path) -> Finding:
-    """Write and sync small files where a server would keep its records."""
-    while not folder.exists():  # a server creates it; it will be on the disk of its parent
+    """Write and sync small files where a server would store its records."""
+    while not folder.exists():  # a server creates it on the disk of its parent
         folder = folder.absolute().parent
     try:
         kind = _file_system(folder)
@@ -185,7 +186,7 @@ def _sync_once(descriptor: int) -> float:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the type of the mounted file system that holds a folder, as Linux names it."""
+    """Return the type of the file system that contains a folder, as Linux names it."""
     best, kind = Path(), "unknown"
     mounts = Path("/proc/self/mounts")
     for line in mounts.read_text().splitlines() if mounts.exists() else ():
@@ -197,7 +198,7 @@ def _file_system(folder: Path) -> str:
 
 
 def check_bucket(bucket: str, path: str) -> Finding:
-    """Write an object under a new name by conditional writes, then delete it."""
+    """Create an object under a new name with conditional writes, then delete it."""
     url = f"s3://{bucket}/{path}".rstrip("/")
     try:
         return asyncio.run(_check_conditions(url))
@@ -237,7 +238,7 @@ async def _check_conditions(url: str) -> Finding:
 
 
 def check_extras() -> Iterator[Finding]:
-    """Look for the packages of each extra, and for the Java of Spark."""
+    """Check the packages of each extra, and Java for Spark."""
     for extra, (package, purpose) in _EXTRAS.items():
         if find_spec(package) is None:
             fix = f"pip install 'streamfold[{extra}]'"

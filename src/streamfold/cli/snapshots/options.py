@@ -1,4 +1,4 @@
-"""Options that the commands of `streamfold snapshot` share, and what they build."""
+"""Options shared by the commands of `streamfold snapshot`, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from streamfold.follow.restore.replay import FoldSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: Places that are not a URL or a folder. A name that resembles one is probably misspelt.
+#: Placements that are neither URLs nor folders. A similar name is probably misspelled.
 _KEYWORDS: Final = ("auto", "in-stream")
 
 
 class CodecName(click.ParamType[str]):
-    """The id of a codec for states that are JSON; codecs are loaded for help and errors alone."""
+    """The id of a codec for JSON states. Codecs are loaded only for help and errors."""
 
     name = "codec"
 
@@ -155,7 +155,7 @@ def snapshots_of(options: dict[str, Any], ref: StreamRef) -> Snapshots[Any]:
 
 
 def _served(endpoint: str, ref: StreamRef, shape: str) -> SnapshotStore:
-    """Open the snapshots that the server at `endpoint` keeps of the stream."""
+    """Open the stream's snapshots on the server at `endpoint`."""
     from streamfold.follow import ServerSnapshots
 
     if shape != "streamfold":

@@ -1,4 +1,4 @@
-"""`streamfold snapshot`: take, restore, list, prune and plan snapshots of a stream's state."""
+"""`streamfold snapshot`: takes, restores, lists, prunes and plans snapshots of a stream's state."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 Work = Callable[..., Coroutine[Any, Any, None]]
 
-#: Failed attempts in a row before a command gives up.
+#: Consecutive failed attempts after which a command gives up.
 _ATTEMPTS = 5
 
 
 def _report_progress(work: Work) -> Work:
-    """Map failures of following and snapshotting to the exit statuses of other commands."""
+    """Map failures of following and taking snapshots to the exit statuses of other commands."""
 
     @wraps(work)
     async def run(*args: Any, **options: Any) -> None:
@@ -66,11 +66,11 @@ def snapshot() -> None:
     """Bound how long a restore takes: snapshots of the state that a stream folds to."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # for folds as module:function
+        sys.path.insert(0, here)  # to import folds given as module:function
 
 
 def _taker(s2: S2, ref: StreamRef, options: dict[str, Any], **more: Any) -> SnapshotTaker[Any]:
-    """Make the taker that the options describe."""
+    """Create the snapshot taker that the options describe."""
     from streamfold.follow import SnapshotTaker
 
     folding = fold_of(options)

@@ -78,8 +78,8 @@ class StreamClient(Protocol):
     def read(self, seq_num: int) -> AsyncGenerator[Sequence[StreamRecord]]:
         """Yield all records from `seq_num` on in non-empty batches, and wait for more at the tail.
 
-        Seq_nums jump where records were trimmed, and the caller has to notice. The caller also
-        closes the generator, which ends the session.
+        Seq_nums jump where records were trimmed, which the caller must check. The caller must also
+        close the generator, which ends the session.
         """
         ...
 
@@ -98,7 +98,7 @@ class EncodedBatch(NamedTuple):
     """Records encoded as the `records` fields of S2's protobuf message AppendInput."""
 
     record_count: int
-    #: Metered bytes, which the limits apply to.
+    #: Metered bytes, to which the limits apply.
     metered: int
     records: bytes
     #: Source rows up to and including this batch.

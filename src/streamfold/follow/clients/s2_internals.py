@@ -3,7 +3,7 @@
 Only this module imports them: how a request ended as far as the SDK knows (upstream defect 17), the
 wrapper that turns every failure into an SDK error, appends with pre-encoded input (the SDK spends
 8 us per record), and the connection pool, which would reuse a connection that has gone silent.
-`pyproject.toml` bounds the SDK version because of them.
+Because of them, `pyproject.toml` bounds the SDK version.
 """
 
 from __future__ import annotations
@@ -47,16 +47,19 @@ __all__ = [
     "retire_silent_connections",
 ]
 
-#: Bytes of appends compressed on the event loop, which takes at most 0.2 ms; more goes to a thread.
+#: Maximum bytes of appends compressed on the event loop, which takes at most 0.2 ms. More go to a
+#: thread.
 _PACKED_AT_ONCE: Final = 64 << 10
-#: Bytes of appends compressed together: the server processes them while the next ones are compressed.
+#: Bytes of appends compressed together. The server processes them while the next ones are
+#: compressed.
 _PACKED_TOGETHER: Final = 1 << 20
 
 
 def retire_silent_connections(used: S2Basin | S2Stream, error: BaseException) -> None:
-    """After a timeout, retire the open connections, so that the next request opens a new one.
+    """Retire the open connections after a timeout, so that the next request opens a new one.
 
-    Otherwise the SDK reuses the same connection until the kernel gives up, even if the host is gone.
+    Otherwise the SDK reuses the same connection until the kernel gives up, even if the host is
+    gone.
     """
     if isinstance(error.__cause__, ReadTimeoutError):
         client = used._client
@@ -110,7 +113,7 @@ async def append_inputs(stream: S2Stream, inputs: Sequence[bytes]) -> None:
                 unanswered.reschedule(clock() + longest)
     except Exception as error:
         failure = normalize_exception(_as_transport_error(error))
-        # Keep the cause: it says how the request ended, and callers decide by it.
+        # Keep the cause: it says how the request ended, and callers depend on it.
         raise failure from failure.__cause__
 
 
@@ -127,7 +130,7 @@ def _pieces(inputs: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 def _packed(inputs: Sequence[bytes]) -> bytes:
     """Return the inputs as compressed session frames.
 
-    Compression costs 1 ns per byte of JSON and saves several when sending and receiving it.
+    Compressing a byte of JSON costs 1 ns and saves several in sending and receiving it.
     """
     return b"".join(
         encode_frame(body, Compression.ZSTD, zstd_level=ZSTD_LEVEL_FAST) for body in inputs

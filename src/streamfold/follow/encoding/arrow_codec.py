@@ -12,7 +12,7 @@ with needing_extra("archive"):
 
 
 class ArrowCodec:
-    """Codec for Arrow tables. Encoding and decoding hold at most one record batch twice."""
+    """Codec for Arrow tables. Encoding and decoding hold at most one record batch in two copies."""
 
     name = "arrow"
 
@@ -33,7 +33,7 @@ class ArrowCodec:
 
 
 class PieceFile(io.RawIOBase):
-    """A sequential read-only file over an iterator of byte pieces."""
+    """A sequential, read-only file over an iterator of byte pieces."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

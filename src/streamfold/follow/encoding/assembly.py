@@ -1,4 +1,4 @@
-"""Assembles snapshots from their records, however these interleave with other records."""
+"""Assembles snapshots from their records, however they interleave with other records."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from streamfold.follow.encoding.record_forms import (
 )
 from streamfold.follow.errors import SnapshotCorruptError
 
-#: Limit of unfinished snapshots. More than one exists only if writers died or race, and with this many
-#: the oldest one's writer is dead. Dropping it bounds memory.
+#: Maximum unfinished snapshots. Several exist only if writers died or race. With this many, the
+#: oldest one's writer is dead, and dropping that snapshot bounds memory.
 OPEN_MAX = 4
 
 
 @dataclass(slots=True)
 class PartialSnapshot:
-    """A snapshot with only some of its records read so far."""
+    """A snapshot of which only some records have been read so far."""
 
     snapshot: str
     opening: Opening
-    #: seq_num of its first record: later deltas are not in its state.
+    #: seq_num of its first record. Later deltas are not in its state.
     began_at: int
-    #: Deltas before it and their bytes, for counting from there.
+    #: Deltas before it and their bytes, from which counting continues.
     records_before: int
     bytes_before: int
     in_one_record: bool = False
@@ -53,7 +53,7 @@ class PartialSnapshot:
 
 
 class SnapshotAssembly:
-    """Unfinished snapshots. Without `keep`, checks only whether they are whole and drops states."""
+    """Collects unfinished snapshots. Without `keep`, only checks whether they are whole."""
 
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep

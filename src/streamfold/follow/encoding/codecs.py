@@ -1,7 +1,7 @@
 """Codecs for states: JSON, msgpack, raw bytes. `arrow_codec.py` has the one for Arrow tables.
 
-Your own codec needs a name, which every snapshot carries, and encodes and decodes in pieces: a large
-state must not be held twice.
+A codec of your own needs a name, which every snapshot carries, and must encode and decode in
+pieces: a large state must not be in memory twice.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ class Codec(Protocol[S]):
 
     @property
     def name(self) -> str:
-        """Short, lower-case name. Only the codec of the same name reads the snapshot.
+        """A short, lower-case name. Only the codec with the same name reads the snapshot.
 
         External snapshots also use it as their file extension.
         """
         ...
 
     def encode(self, state: S) -> Iterable[bytes | memoryview]:
-        """Yield the state in pieces of any size. The state does not change meanwhile."""
+        """Yield the state in pieces of any size. The state does not change in the meantime."""
         ...
 
     def decode(self, pieces: Iterator[bytes]) -> S:
-        """Build the state. The caller keeps no piece, so each can be freed after use."""
+        """Build the state. The caller retains no piece, so each can be freed after use."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecType(Extension):
-    """Declares a codec whose name is the id: `--codec <id>` selects it."""
+    """Declares a codec whose name is its id: `--codec <id>` selects it."""
 
     open: Callable[[], Codec[Any]]
-    #: Whether it can encode any JSON value: objects, lists, text, numbers. Command-line folds have such
-    #: states.
+    #: Whether it can encode any JSON value: objects, lists, text, numbers. Command-line folds
+    #: produce such states.
     takes_json: bool = True
 
 
@@ -89,7 +89,7 @@ class MsgpackCodec(Generic[S]):
 
 
 class BytesCodec:
-    """Codec for states that are bytes already."""
+    """Codec for states that are already bytes."""
 
     name = "bin"
 
@@ -108,7 +108,7 @@ def cut(data: bytes) -> Iterator[memoryview]:
 
 
 def join(pieces: Iterable[bytes]) -> io.BytesIO:
-    """Join the pieces in one buffer. Unlike `b"".join`, keeps no piece while the next is read."""
+    """Join the pieces in one buffer. Unlike `b"".join`, holds no piece while reading the next."""
     buffer = io.BytesIO()
     for piece in pieces:
         buffer.write(piece)

@@ -24,7 +24,7 @@ from streamfold.undecodable import UNDECODABLE
 S = TypeVar("S")
 
 VERSION = 1
-#: Bytes of the description block: more than its fields can need.
+#: Bytes of the description block. Its fields never need more.
 BLOCK_BYTES = 512
 _FORMAT = "streamfold-snapshot"
 
@@ -58,7 +58,7 @@ class _Version(msgspec.Struct):
 
 
 def pack(pieces: Iterable[bytes | memoryview], described: Description) -> bytes:
-    """Return a snapshot's blob, adding size and digest to its description. Holds the bytes once."""
+    """Return a snapshot's blob, with size and digest in its description. Holds one copy in memory."""
     blob, digest, size = io.BytesIO(), hashlib.sha256(), 0
     blob.seek(BLOCK_BYTES)
     for piece in pieces:

@@ -53,14 +53,14 @@ _FINAL = b"streamfold-final"
 _BYTES = b"streamfold-bytes"
 _SHA256 = b"streamfold-sha256"
 
-#: Stands for the record's own seq_num, which its writer cannot know. Headers spell it `here`.
+#: Stands for the record's own seq_num, which its writer cannot know. In headers, `here`.
 HERE = -1
 _HERE = "here"
 
 #: Upper bound of the metered bytes for the headers and overhead of one snapshot record and its trim
-#: command: the names and values above add up to less than half of it.
+#: command. The names and values above add up to less than half of it.
 FRAME_OVERHEAD = 1024
-#: Every plain snapshot contains this. Other records cost only the search for it.
+#: Every plain snapshot contains this. For other records, only the search for it costs time.
 _MARK: Final = b'"covers_before"'
 
 
@@ -68,7 +68,7 @@ _MARK: Final = b'"covers_before"'
 class Opening:
     """The fields of the record with index 0."""
 
-    #: Writers may leave it open with HERE; once parsed, it is always a seq_num.
+    #: Writers may leave it open with HERE. Once parsed, it is always a seq_num.
     covers_before: int
     codec: str
     fold: str | None = None
@@ -270,12 +270,12 @@ def form_of(record: StreamRecord) -> RecordForm | None:
 
 
 def may_be_snapshot(record: StreamRecord) -> bool:
-    """Return whether the record must be inspected to know that it is a delta. False for most."""
+    """Return whether the record must be inspected to rule out a snapshot. False for most records."""
     return bool(record.headers) or _MARK in record.body
 
 
 def is_delta(record: StreamRecord) -> bool:
-    """Return whether the record goes to folds: neither a snapshot record nor a command."""
+    """Return whether folds get the record, because it is neither a snapshot record nor a command."""
     headers = record.headers
     if len(headers) == 1 and not headers[0][0]:
         return False

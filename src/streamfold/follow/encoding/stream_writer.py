@@ -30,7 +30,7 @@ Piece = bytes | memoryview
 
 #: Bytes of state that fit one record: a batch minus the trim command and the headers.
 RECORD_BYTES = BATCH_BYTES_MAX - FRAME_OVERHEAD
-#: Bytes of state in one frame: half a batch, so that others' appends soon get in between.
+#: Bytes of state in one frame: half a batch, so other writers' appends soon get in between.
 FRAME_BYTES = BATCH_BYTES_MAX // 2
 
 
@@ -44,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A snapshot to write. Placed at a cursor, it wins only if nothing else was appended there."""
+    """A snapshot to write. Written at a cursor, it succeeds only if nothing else was appended there."""
 
     snapshot: str
     cursor: int
@@ -101,7 +101,7 @@ class StreamWriter:
     async def claim(self, attempt: Attempt) -> bool:
         """Append the first frame at the cursor. Returns False if another record was appended first.
 
-        The frame carries no state: being small, it gets there before others move the tail.
+        The frame carries no state. Being small, it arrives before others move the tail.
         """
         return await self._claim(
             attempt, [SnapshotFrame(attempt.snapshot, 0, attempt.opening).record(b"")]
@@ -110,8 +110,8 @@ class StreamWriter:
     async def open_anywhere(self, attempt: Attempt) -> int:
         """Append the first frame at any position. Its seq_num becomes the cursor.
 
-        Returns an upper bound for that seq_num: after a lost response the frame may be in the stream
-        twice, and readers use the first.
+        Returns an upper bound for that seq_num: after a lost response, the frame may be in the
+        stream twice, and readers use the first.
         """
         opening = Opening(HERE, attempt.codec, attempt.fold)
         return await self._insist(
@@ -163,7 +163,8 @@ class StreamWriter:
                 tail = await retrying(self._backoff, self._client.check_tail)
                 if tail.seq_num != attempt.cursor:
                     return False
-                # The append may still arrive, but at this cursor it and its repetition cannot both.
+                # The append may still arrive, but at this cursor only it or its repetition can
+                # succeed.
                 await self._pause(failures, error)
 
     async def _is_there(self, attempt: Attempt, written: Record) -> bool:
@@ -203,7 +204,7 @@ class StreamWriter:
 
 
 def _content(record: Record | StreamRecord) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Return what identifies a record. Its headers contain the snapshot id."""
+    """Return the content that identifies a record. Its headers contain the snapshot id."""
     return [(bytes(name), bytes(value)) for name, value in record.headers], record.body
 
 

@@ -30,15 +30,16 @@ from streamfold.model.units import approximate_size
 from streamfold.notebook import html_table
 from streamfold.wording import noun
 
-#: Records that the first step reads; each further step reads twice as many.
+#: Records that the first step reads. Each further step reads twice as many.
 FIRST_STEP: Final = 1000
-#: Records searched if a snapshot can only be hidden by a trim that has not taken effect yet: more than
-#: there are between two snapshots by default. Replaying that many takes less than a second.
+#: Records to search if only a trim that has not taken effect yet can hide a snapshot. By default,
+#: two snapshots are closer together than this. Replaying that many records takes less than a
+#: second.
 DEFAULT_REACH: Final = 15_000
-#: Records sampled to estimate the size of the others.
+#: Number of records used to estimate the size of the others.
 _SAMPLE = 32
-#: Records before the tail to search for a snapshot's trim command. It is usually one of the last two;
-#: earlier ones may be large, and one response has at most 1 MiB.
+#: Numbers of records before the tail in which to look for a snapshot's trim command. It is usually
+#: one of the last two. Earlier ones may be large, and one response has at most 1 MiB.
 _LAST = (2, 32)
 
 
@@ -79,7 +80,7 @@ async def find_newest(
 
 
 class _Seen(NamedTuple):
-    """A snapshot record without its body: the bodies in a range may exceed memory."""
+    """A snapshot record without its body: the bodies in a range may not fit in memory."""
 
     seq_num: int
     timestamp: int
@@ -101,7 +102,7 @@ async def _snapshot_records(
             try:
                 seen.append(_Seen(record.seq_num, record.timestamp, form.parse(record)))
             except (SnapshotCorruptError, SnapshotUnsupportedError):
-                continue  # unusable here; if the replay's search meets it, it reports the error
+                continue  # unusable here, and a replay that meets it reports the error
         start = batch[-1].seq_num + 1
     return seen
 
@@ -122,10 +123,10 @@ class SkippedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """How the state will be restored. Made for `print`."""
+    """How the state will be restored. Made to be printed."""
 
     stream: str
-    #: None = fold from the start or, if that is trimmed, from the first snapshot in the stream.
+    #: None to fold from the start or, if that is trimmed, from the first snapshot in the stream.
     snapshot: SnapshotInfo | None
     #: First remaining record.
     first: int
@@ -133,7 +134,7 @@ class RestorePlan:
     tail: int
     estimated_bytes: int
     skipped: tuple[SkippedSnapshot, ...] = ()
-    #: Whether the search for snapshots in the stream was skipped because there are so few records.
+    #: Whether the search for snapshots in the stream was skipped because it has so few records.
     unsearched: bool = False
 
     @property
@@ -143,7 +144,7 @@ class RestorePlan:
 
     @property
     def searching(self) -> bool:
-        """Whether the state still has to be found in the stream."""
+        """Whether the replay must first find the state in the stream."""
         if self.snapshot is None:
             return self.first > 0
         return self.snapshot.placement is not Placement.EXTERNAL
@@ -172,7 +173,7 @@ class RestorePlan:
         return "\n".join(lines)
 
     def steps(self) -> list[list[str]]:
-        """Return the lines of `str` as pairs of a step and its description."""
+        """Return the lines of `str(self)` as pairs of a step and its description."""
         return [line.split(maxsplit=1) for line in str(self).splitlines()[1:]]
 
     def _repr_html_(self) -> str:
@@ -185,12 +186,12 @@ async def make_plan(
     backoff: Backoff | None = None,
     skipped: Sequence[SkippedSnapshot] = (),
 ) -> RestorePlan:
-    """Plan a restore of the stream of `client`, from the newest of `snapshots` that it continues.
+    """Plan a restore of the client's stream from the newest snapshot that the stream continues.
 
-    Those in `skipped` are left out. `backoff` has the pauses between attempts.
+    Ignores the snapshots in `skipped`. `backoff` sets the pauses between attempts.
     """
     backoff = backoff or Backoff(attempts=3)
-    # Read the tail last: anything found before cannot be beyond it.
+    # Read the tail last, so that nothing found earlier can be beyond it.
     outside = await retrying(backoff, snapshots.store.list) if snapshots.store else []
     sample, tail = await _ends(client, backoff)
     if not sample and tail > 0:  # the first records arrived in between, or all are trimmed
@@ -219,7 +220,7 @@ async def make_plan(
 
 
 async def _ends(client: StreamClient, backoff: Backoff) -> tuple[Sequence[StreamRecord], int]:
-    """Return the first remaining records, and the tail, read in this order."""
+    """Return the first remaining records, then the tail, read in this order."""
     sample = await retrying(backoff, partial(client.peek, 0, _SAMPLE))
     return sample, (await retrying(backoff, client.check_tail)).seq_num
 
@@ -234,7 +235,7 @@ def _newest_outside(
 
 
 def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> LocatedSnapshot | None:
-    """Return the snapshot at the head of the stream: after a trim, that is the newest one."""
+    """Return the snapshot at the head of the stream, which after a trim is the newest one."""
     form = form_of(sample[0]) if sample else None
     if form is None:
         return None
@@ -242,7 +243,7 @@ def _at_head(sample: Sequence[StreamRecord], skipped: set[str]) -> LocatedSnapsh
     try:
         frame = form.parse(record)
     except (SnapshotCorruptError, SnapshotUnsupportedError):
-        return None  # the replay's search meets it again and reports the error
+        return None  # a replay that meets it reports the error
     if frame.opening is None or frame.snapshot in skipped:
         return None
     info = SnapshotInfo(

@@ -30,7 +30,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 def draw_bar(out: TextIO, label: str, done: int, total: int | None, unit: str) -> None:
-    """Draw a bar over the current line of a terminal."""
+    """Draw a progress bar over the current line of a terminal."""
     share = min(1.0, done / total) if total else 0.0
     bar = "#" * round(share * _WIDTH)
     end = f"/{total:,}" if total else ""
@@ -39,7 +39,7 @@ def draw_bar(out: TextIO, label: str, done: int, total: int | None, unit: str) -
 
 
 class TerminalBar:
-    """A bar on standard error, shown only on a terminal and only for long restores."""
+    """A progress bar on standard error, shown only on a terminal and only for long restores."""
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic

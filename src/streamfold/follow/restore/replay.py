@@ -1,6 +1,6 @@
 """Turns records into state: folds deltas, and loads a snapshot while the state is unknown.
 
-No I/O: records in, state out.
+Does no I/O: records in, state out.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from streamfold.follow.errors import SnapshotCorruptError, SnapshotUnsupportedEr
 
 S = TypeVar("S")
 
-#: Characters: the name goes into record headers and a description of limited length.
+#: Maximum characters: the name goes into record headers and a description of limited length.
 FOLD_NAME_MAX = 100
 _FOLD_NAME = re.compile(rf"[\x20-\x7e]{{1,{FOLD_NAME_MAX}}}")
-#: Bytes of deltas buffered while reading a framed snapshot interleaved with them. Beyond that they are
-#: dropped and read again after the snapshot, which costs time instead of memory.
+#: Bytes of deltas buffered while reading a framed snapshot interleaved with them. Deltas beyond
+#: that are dropped and read again after the snapshot, which costs time instead of memory.
 BUFFER_BYTES = 64 << 20
 _NO_STATE = "the fold returned None: return the state, also where it was changed in place"
 
 
 @dataclass(frozen=True, slots=True)
 class FoldSpec(Generic[S]):
-    """How deltas become state."""
+    """Describes how deltas become state."""
 
     fold: Callable[[S, StreamRecord], S]
     initial: Callable[[], S]
@@ -54,12 +54,12 @@ class KnownSnapshot:
     cursor: int
     records: int
     bytes: int
-    #: Milliseconds since the Unix epoch; None if unknown.
+    #: Milliseconds since the Unix epoch, or None if unknown.
     taken_at: int | None
 
 
 class Replay(Generic[S]):
-    """The state and the position up to which it is complete."""
+    """Holds the state and the position up to which it is complete."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Replay(Generic[S]):
         self._stream = stream
         self._codec = codec
         self._buffer_bytes = buffer_bytes
-        #: Deltas taken so far, and bytes of their bodies.
+        #: Deltas counted so far, and bytes of their bodies.
         self.records = self.bytes = 0
         self.problems: list[StreamfoldError] = []
         self._buffered: list[StreamRecord] = []
@@ -184,7 +184,7 @@ class Replay(Generic[S]):
         return deltas
 
     def _is_bridged(self, record: StreamRecord) -> bool:
-        """Return whether the gap is only the trim command of a single-record snapshot."""
+        """Return whether the gap consists only of a single-record snapshot's trim command."""
         form = form_of(record)
         if form is None:
             return False
@@ -196,11 +196,11 @@ class Replay(Generic[S]):
         return covered == self.position == record.seq_num - 1
 
     def _note(self, record: StreamRecord) -> None:
-        """Note a snapshot from this or another process. The state already includes all of it."""
+        """Note a snapshot from this or another process. The state already includes everything in it."""
         try:
             parts = self.frames.add(record, self.records, self.bytes)
         except (SnapshotCorruptError, SnapshotUnsupportedError):
-            return  # a reader that needs it reports the error; here it counts as not taken
+            return  # counts as not taken; a reader that needs it reports the error
         if parts is not None:
             self._remember(parts)
 

@@ -1,4 +1,4 @@
-"""Restore: plan, load, replay, repeated if the snapshot or the records are gone."""
+"""Restores state: plan, load, replay. Repeats these if the snapshot or the records are gone."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from streamfold.follow.snapshots.snapshot_store import (
 S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
-#: Rounds of a restore while the stream is trimmed underneath it: no reader can catch up with a stream
-#: that is trimmed more often than this.
+#: Maximum rounds of a restore while the stream is trimmed underneath it. No reader can catch up
+#: with a stream that is trimmed more often than this.
 _ROUNDS = 20
-#: Fewest replayed records for which a speed is meaningful.
+#: Minimum number of replayed records for a meaningful speed.
 _MEASURABLE = 1000
 
 
@@ -54,7 +54,7 @@ class Restorer(Generic[S]):
         self._backoff = Backoff()
         self._report = report
         self._skipped: list[SkippedSnapshot] = []
-        #: Records per second of the last replay that was long enough to measure.
+        #: Records per second in the last replay that was long enough to measure.
         self.speed: float | None = None
 
     async def restore(self, backoff: Backoff) -> tuple[RestorePlan, Feed]:
@@ -104,9 +104,9 @@ class Restorer(Generic[S]):
         )
 
     async def _replay_records(self, plan: RestorePlan) -> Feed | None:
-        """Replay to the tail and return the feed there, or None if the restore must be planned anew.
+        """Replay to the tail and return the feed there, or None if the restore needs a new plan.
 
-        It must if the stream was trimmed underneath, or the planned snapshot was not in it.
+        It does if the stream was trimmed underneath, or the planned snapshot was not in it.
         """
         feed = Feed(self._client, self._replay.position, self._backoff)
         try:
@@ -140,7 +140,7 @@ class Restorer(Generic[S]):
         return True
 
     def _give_up(self, plan: RestorePlan) -> None:
-        """Skip the planned snapshot that the search did not find. Raises if it searched for any."""
+        """Skip the planned snapshot, which the search did not find. Raises if it searched for any."""
         for problem in self._replay.problems:
             self._skipped.append(SkippedSnapshot("in the stream", problem))
         info = plan.snapshot

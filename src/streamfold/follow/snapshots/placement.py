@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 #: A key with a digit in it may be intended as a snapshot.
 _LOOKS_LIKE_ONE: Final = re.compile(r"[0-9]")
-#: Most blobs named in warnings: ten are enough to recognise a wrong folder.
+#: Maximum number of blobs named in warnings: ten are enough to recognise a wrong folder.
 _WARNINGS_MAX: Final = 10
 S = TypeVar("S")
 
 
 class BlobSnapshots(SnapshotStore):
-    """Snapshots under a blob store's `prefix`. Leaves other blobs there alone.
+    """Stores snapshots under a blob store's `prefix`. Leaves other blobs there alone.
 
     Reads every naming and writes the given one.
     """
@@ -123,11 +123,11 @@ def external(
     naming: str = "streamfold",
     **options: str,
 ) -> Snapshots[Any]:
-    """Store snapshots outside the stream, at `location`: a folder, a URL (`s3://bucket/a`) or a store.
+    """Store snapshots outside the stream, at `location`: a folder, a URL or a store.
 
-    `codec` turns states into bytes; by default, JSON. Keys begin with `prefix`. `naming="plain"` writes
-    `1000.json` containing only the state. Both namings are always read. `options` go to
-    `open_blob_store`. Give each stream its own folder or prefix.
+    `codec` turns states into bytes, by default as JSON. Keys begin with `prefix`. `naming="plain"`
+    writes `1000.json`, which contains only the state. Both namings are always read. `options` go to
+    `open_blob_store`. Give each stream its own folder or prefix, such as `s3://bucket/orders`.
     """
     return Snapshots(_codec(codec), _store(location, prefix, options, naming), Writing.EXTERNAL)
 
@@ -183,7 +183,7 @@ def auto(
 ) -> Snapshots[Any]:
     """Store snapshots in the stream while they fit one record, then at `location`, if there is one.
 
-    `shape` and `trim` are those of `in_stream`, and the rest those of `external`.
+    `shape` and `trim` are as in `in_stream`, and the other parameters as in `external`.
     """
     store = None if location is None else _store(location, prefix, options, naming)
     return Snapshots(_codec(codec), store, Writing.AUTO, form_named(shape), trim)

@@ -13,13 +13,13 @@ from streamfold.wording import noun
 
 logger = logging.getLogger(__name__)
 
-#: Replay speed in records per second assumed until one is measured.
+#: Replay speed in records per second, assumed until one is measured.
 ASSUMED_SPEED = 50_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Limits on how much a restore has to replay; None = no such limit."""
+    """Limits how much a restore has to replay. None means no such limit."""
 
     #: Deltas since the last snapshot.
     records: int | None = 10_000
@@ -77,9 +77,9 @@ def wait_for(policy: Policy, since: SinceSnapshot) -> float | None:
 def find_prunable(
     infos: Sequence[SnapshotInfo], *, keep: int | None, max_age: float | None, now: int
 ) -> list[SnapshotInfo]:
-    """Return the snapshots beyond the newest `keep` and those older than `max_age` seconds.
+    """Return the snapshots beyond the newest `keep`, and those older than `max_age` seconds.
 
-    `infos` are sorted newest first. `now` is in milliseconds.
+    `infos` are sorted newest first. `now` is in milliseconds since the Unix epoch.
     """
     too_many = infos[keep:] if keep is not None else []
     horizon = now - max_age * 1000 if max_age is not None else None
@@ -95,8 +95,8 @@ async def prune(
 ) -> list[SnapshotInfo]:
     """Delete all but the newest `keep` snapshots, and those older than `max_age` seconds at `now`.
 
-    `now` is in milliseconds since 1970. The newest readable snapshot stays. Returns the deleted ones.
-    Reads snapshots until one proves readable. If none does, nothing is deleted.
+    `now` is in milliseconds since the Unix epoch. The newest readable snapshot stays. Returns the
+    deleted ones. Reads snapshots until one proves readable. If none does, nothing is deleted.
     """
     infos = await store.list()
     going = find_prunable(infos, keep=keep, max_age=max_age, now=now)

@@ -1,4 +1,4 @@
-"""External snapshots kept by the server beside the stream, through Streamfold's own snapshot API."""
+"""External snapshots that the server stores beside the stream, through Streamfold's own API."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class _List(msgspec.Struct):
 class ServerSnapshots(SnapshotStore):
     """One stream's snapshots on its Streamfold server. Ignores snapshots of other content types.
 
-    The server keeps the newest sixteen and drops those that the stream was trimmed beyond. It offers
-    no deletion, so there is nothing to prune.
+    The server keeps the newest sixteen, and drops snapshots that the stream has been trimmed past.
+    It offers no deletion, so there is nothing to prune.
     """
 
     prunable = False
@@ -157,7 +157,7 @@ def _error_from_response(status: int, body: bytes) -> StreamfoldError:
 
 
 def _error_of_read(status: int, body: bytes) -> StreamfoldError:
-    """Return the error for a read. Reads change nothing, so one of unknown outcome can be retried."""
+    """Return the error for a read. Reads change nothing, so even an unknown outcome can be retried."""
     error = _error_from_response(status, body)
     if isinstance(error, BlobOutcomeUnknownError):
         return BlobUnavailableError(error.message)

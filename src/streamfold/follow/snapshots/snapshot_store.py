@@ -1,4 +1,4 @@
-"""Where snapshots are stored: in named blobs of a snapshot store, or in the stream.
+"""Stores and lists snapshots: in named blobs of a snapshot store, or in the stream.
 
 | naming | key below the prefix | content |
 |---|---|---|
@@ -59,7 +59,7 @@ class Naming(ABC):
     async def unpack(
         self, info: SnapshotInfo, blob: AsyncIterator[bytes], on_bytes: Callable[[int], None]
     ) -> UnpackedBlob:
-        """Read a blob to its end and verify it as far as its format allows."""
+        """Read a blob to its end and verify it to the extent that its format allows."""
 
 
 class ContainerNaming(Naming):
@@ -124,7 +124,7 @@ def find_naming(name: str) -> Naming:
 
 
 class Placement(enum.StrEnum):
-    """Where a snapshot is: outside, in one record, or in frames."""
+    """Where a snapshot is stored: outside, in one record, or in frames."""
 
     EXTERNAL = "external"
     RECORD = "record"
@@ -133,7 +133,7 @@ class Placement(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """What is known about a snapshot without reading it."""
+    """Everything known about a snapshot without reading it."""
 
     placement: Placement
     #: Blob key, or snapshot id if it is in the stream.
@@ -141,7 +141,7 @@ class SnapshotInfo:
     #: The state includes all records before this seq_num.
     cursor: int
     codec: str
-    #: Bytes; None while only the first record of a framed snapshot has been read.
+    #: Bytes, or None while only the first record of a framed snapshot has been read.
     size: int | None
     #: Milliseconds since the Unix epoch.
     created_at: int
@@ -153,10 +153,10 @@ class SnapshotInfo:
 
 
 class SnapshotStore(ABC):
-    """Snapshots outside the stream, as blobs packed by a `Naming`, one per cursor and codec.
+    """Stores snapshots outside the stream, as blobs packed by a `Naming`, one per cursor and codec.
 
-    A store raises the blob errors of `streamfold.blob`: `BlobNotFoundError`, `BlobUnavailableError`,
-    `BlobOutcomeUnknownError`.
+    A store raises the blob errors of `streamfold.blob`: `BlobNotFoundError`,
+    `BlobUnavailableError`, `BlobOutcomeUnknownError`.
     """
 
     #: Whether snapshots can be deleted.
@@ -177,7 +177,7 @@ class SnapshotStore(ABC):
 
     @abstractmethod
     async def save(self, cursor: int, codec: str, blob: bytes) -> bool:
-        """Write the blob durably and atomically, only if this cursor has none yet.
+        """Write the blob durably and atomically, only if there is none for this cursor yet.
 
         Returns False if another writer was first. Of racing callers, at most one gets True.
         """
@@ -231,7 +231,7 @@ class Snapshots(Generic[S]):
             )
 
 
-#: Snapshots of states of any type; the codec decides what a state can hold.
+#: Snapshots of any type of state. The codec limits what a state can hold.
 AnySnapshots = Snapshots[Any]
 
 

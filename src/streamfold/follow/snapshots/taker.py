@@ -33,12 +33,12 @@ from streamfold.follow.snapshots.snapshot_store import Placement, Snapshots, Sna
 S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
-#: Attempts to place a snapshot at the tail. After that, on a stream that others append to all the time,
-#: it goes wherever it lands.
+#: Attempts to place a snapshot at the tail. After that, because others append to the stream all the
+#: time, the snapshot goes wherever it lands.
 _CLAIMS = 8
 #: Attempts to write a snapshot anywhere while others keep trimming the stream underneath it.
 _ATTEMPTS = 3
-#: Seconds without a new frame after which another taker's framed snapshot counts as abandoned.
+#: Seconds without a new frame before another taker's framed snapshot counts as abandoned.
 _ABANDONED = 30.0
 #: Seconds to wait for another snapshot taker before checking again.
 _OTHERS_PAUSE = 1.0
@@ -64,7 +64,7 @@ class Taken:
 
     @property
     def reason(self) -> str:
-        """One sentence saying why a snapshot was or was not taken."""
+        """One sentence that says why a snapshot was or was not taken."""
         match self.outcome:
             case Outcome.TAKEN:
                 return f"the state before {self.cursor} is saved"
@@ -78,16 +78,16 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """Trimming, pruning and fencing by a snapshot taker."""
+    """How a snapshot taker trims, prunes and fences."""
 
     #: Trim the stream to each external snapshot's cursor. For snapshots in the stream, see `in_stream`.
     trim: bool = False
-    #: External snapshots to keep, by number and by age in seconds; None = all.
+    #: External snapshots to keep, by number and by age in seconds. None keeps all.
     keep: int | None = None
     max_age: float | None = None
     #: Sent with every append.
     fencing_token: str | None = None
-    #: Set that token first, which rejects clients with another token from then on.
+    #: Whether to set that token first. From then on, clients with another token are rejected.
     fence: bool = False
 
     def __post_init__(self) -> None:
@@ -203,7 +203,7 @@ class SnapshotTaker(Generic[S]):
             await self._follower.advance(wait)
 
     async def _reason(self) -> str | None:
-        """Return why a snapshot is due, also considering those that others saved outside."""
+        """Return why a snapshot is due, taking into account snapshots that others saved outside."""
         if due(self._policy, self.since()) is None:
             return None
         await self._look_outside()

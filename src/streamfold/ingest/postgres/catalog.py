@@ -26,7 +26,7 @@ class Column(msgspec.Struct, frozen=True):
     """A published column, as noted in the control stream."""
 
     name: str
-    #: Type OID. For a domain, that of its base type.
+    #: Type OID; for a domain, the OID of its base type.
     type_oid: int
     modifier: int
     nullable: bool
@@ -34,7 +34,7 @@ class Column(msgspec.Struct, frozen=True):
     source_type: str
     #: Whether rows older than the column have a value other than null.
     filled: bool = False
-    #: Unique within the table, never reused. 0 in notes of older versions.
+    #: Unique within the table and never reused. 0 in notes of older versions.
     number: int = 0
 
     @property
@@ -80,12 +80,12 @@ class Table:
 
     @property
     def own_rows(self) -> sql.Composable:
-        """The FROM item without inheriting tables, which are separate tables in the log too."""
+        """The FROM item that excludes inheriting tables, which are also separate tables in the log."""
         return self.identifier if self.partitioned else sql.SQL("ONLY {}").format(self.identifier)
 
 
 def shape(columns: Iterable[Column]) -> dict[str, tuple[int, int]]:
-    """Return the types by column name, which decide how values look."""
+    """Return the types by column name. They decide how values are represented."""
     return {column.name: (column.type_oid, column.modifier) for column in columns}
 
 
@@ -108,17 +108,17 @@ def column_numbers(cursor: Any, table: str) -> dict[str, int]:
 
 
 def table_marks(cursor: Any, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return, by full name, marks of what PostgreSQL changes in tables without telling its log.
+    """Return, by full name, marks that reveal table changes that PostgreSQL does not log.
 
     | mark | gone after |
     |---|---|
     | `t` | another table took the name |
     | `k` | the key got other columns |
-    | `f` | the table was written anew: by ALTER TABLE, by VACUUM FULL and CLUSTER, or empty |
+    | `f` | the table was rewritten: by ALTER TABLE, by VACUUM FULL and CLUSTER, or empty |
     | `x` | a column was altered or added |
     | `e`, one for each label of an enum | the label was renamed |
     | `c`, one for each composite type | its attributes were changed |
-    | `p`, one for each partition | it was dropped, detached, emptied or written anew |
+    | `p`, one for each partition | it was dropped, detached, emptied or rewritten |
     | `a` | a table that may have had rows was attached as a partition |
     """
     cursor.execute(_MARKS, (list(names),))
@@ -129,7 +129,7 @@ def is_altered(noted: Iterable[str], marks: Iterable[str]) -> bool:
     """Return whether rows may have changed, appeared or disappeared since the marks were noted."""
     gone = {mark[0] for mark in set(noted).difference(marks)}
     if "k" in gone and not any(mark[0] == "k" for mark in marks):
-        gone.remove("k")  # between two statements that replace it, nothing but inserts can come
+        gone.remove("k")  # between two statements that replace the key, only inserts can occur
     # VACUUM FULL changes no column, and most column changes leave rows unchanged.
     return bool(gone - {"f", "x"}) or gone == {"f", "x"}
 
@@ -137,8 +137,8 @@ def is_altered(noted: Iterable[str], marks: Iterable[str]) -> bool:
 def adopted_marks(noted: Iterable[str], marks: Sequence[str]) -> tuple[str, ...]:
     """Return the marks to note in place of `noted` if the table is not altered.
 
-    So that a label or a partition that is new is missed once it is gone, and so that VACUUM FULL and
-    a later change of a column are not taken for one. The key is kept while there is none.
+    Then the loss of a new label or partition is noticed, and VACUUM FULL followed by a column change is
+    not mistaken for an alteration. The key's mark is kept while there is no key.
     """
     keys = [] if any(mark[0] == "k" for mark in marks) else [m for m in noted if m[0] == "k"]
     return (*marks, *keys)
@@ -162,7 +162,7 @@ def check_server(cursor: Any) -> None:
 
 
 def key_values(table: Table, key: Sequence[str]) -> sql.Composable:
-    """Return a key, passed as text, as a row of typed values."""
+    """Return a key, whose values are passed as text, as a row of typed values."""
     types = {column.name: column.source_type for column in table.columns}
     values = (
         sql.SQL("CAST({} AS {})").format(sql.Literal(text), sql.SQL(types[name]))
@@ -178,7 +178,7 @@ def identifiers(names: Iterable[str]) -> sql.Composable:
 def row_query(cursor: Any, table: Table, columns: Sequence[str], key: Sequence[str]) -> str:
     """Return the COPY of columns of the row with a key.
 
-    Its texts are those of the log; a cast to text makes others of some types, such as char(n).
+    Its texts equal those of the log. A cast to text would change some types, such as char(n).
     """
     query = sql.SQL("COPY (SELECT {} FROM {} WHERE ({}) = {}) TO STDOUT").format(
         identifiers(columns), table.own_rows, identifiers(table.key), key_values(table, key)
@@ -289,7 +289,7 @@ JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.isleaf AND c.relreplident 
 
 
 def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
-    """Return the tables with these names; `*` and `?` match any characters.
+    """Return the tables with these names. `*` and `?` match any characters.
 
     Raises SourceUnusableError if a name matches no table, or a table cannot be followed.
     """
@@ -311,7 +311,7 @@ def find_tables(cursor: Any, patterns: Sequence[str]) -> list[Table]:
 
 
 def _rows(cursor: Any) -> dict[str, Any]:
-    """Return tables by full name; None for a name that two have, as "a"."b.c" and "a.b"."c" do."""
+    """Return tables by full name; None for a name shared by two, as by "a"."b.c" and "a.b"."c"."""
     cursor.execute(_TABLES)
     rows: dict[str, Any] = {}
     for row in cursor.fetchall():
@@ -357,7 +357,7 @@ def _table(cursor: Any, full_name: str, row: Any) -> Table:
 
 
 def _key(cursor: Any, schema: str, name: str, oid: int, identity: str) -> tuple[str, ...]:
-    """Return the columns that identify a row; PostgreSQL must send them with updates and deletes."""
+    """Return the columns that identify a row. PostgreSQL must send them with updates and deletes."""
     shown = f"{schema}.{name}"
     quoted = sql.Identifier(schema, name).as_string(cursor)
     if identity == "n":

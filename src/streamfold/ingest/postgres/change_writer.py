@@ -1,7 +1,7 @@
 """Encodes pgoutput messages as appends with the same records as `ChangeRecords` yields.
 
-Native code writes them without an object per message. `ChangeRecords` has the state between calls, so
-either can take the next message.
+Native code writes them without creating an object per message. `ChangeRecords` keeps the state between
+calls, so either can process the next message.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 class WriteResult:
     """The result of writing some messages of a run."""
 
-    #: The next message, if any, which `ChangeRecords` must take.
+    #: Index of the next message, if any, which `ChangeRecords` must process.
     next: int
-    #: Each with its table. Those of one stream are in order.
+    #: Batches, each with its table's name. Those of one stream are in order.
     batches: list[tuple[str, EncodedBatch]] = field(default_factory=list)
     #: Records by table.
     changes: dict[str, int] = field(default_factory=dict)
-    #: The last commit with a record.
+    #: The last commit that contains a record.
     commit: Commit | None = None
     #: LSN of the last transaction that began before the first record.
     quiet: Lsn = LSN_ZERO
 
 
 class TableLayout(NamedTuple):
-    """A table as native code sees it."""
+    """A table as passed to native code."""
 
     stream: int
     #: LSN and index of the last change in its stream.
@@ -90,7 +90,7 @@ class ChangeWriter:
     def write(self, run: Run, at: int) -> WriteResult:
         """Write records for messages from `at` on, up to one that `ChangeRecords` must take.
 
-        Raises as `ChangeRecords` does if a held change cannot be encoded.
+        Raises like `ChangeRecords` if a held change cannot be encoded.
         """
         if self._described != self._changes.described:
             self._native = _native_tables(self._changes)
@@ -212,7 +212,7 @@ class ChangeBatch:
     committed_at: int = 0
     #: Columns declared by records in the batch, by table.
     declared: dict[str, TableNote] = field(default_factory=dict)
-    #: When this and earlier batches last had everything the server had sent, in Unix seconds.
+    #: When this and earlier batches last contained everything the server had sent, in Unix seconds.
     drained_at: float = 0.0
 
     def __bool__(self) -> bool:
@@ -220,7 +220,7 @@ class ChangeBatch:
 
 
 class ChangeBatches:
-    """Gathers what `changes` yields. `streams` are by table."""
+    """Gathers the records that `changes` yields. `streams` has the streams by table."""
 
     def __init__(self, changes: ChangeRecords, streams: Mapping[str, TableStream]) -> None:
         self._changes = changes

@@ -73,7 +73,7 @@ class StreamTransaction:
 
 @dataclass(slots=True, eq=False)
 class FollowedTable:
-    """A table, and how far its stream is."""
+    """A table, and the position that its stream has reached."""
 
     name: str
     key: tuple[str, ...]
@@ -81,7 +81,7 @@ class FollowedTable:
     #: LSN and index of the stream's last change.
     position: tuple[int, int]
     relation: Relation | None = None
-    #: None until a change needs it that the stream lacks.
+    #: None until a change that the stream lacks needs it.
     encoder: RowEncoder | None = None
 
 
@@ -91,21 +91,21 @@ class ChangeRecords:
 
     `base_type` returns the base type of a domain, and any other type unchanged. `look_up` returns the
     current values of columns in the row with a key, as PostgreSQL's text, or None if there is no such
-    row. It supplies large values that PostgreSQL omits from an update of the key, and that readers know
-    only under the old key. Newer values do no harm, because the change that made them follows.
+    row. It supplies large values that PostgreSQL omits when an update changes the key, and that readers
+    know only under the old key. Newer values do no harm, because the change that wrote them follows.
     """
 
     base_type: Callable[[int], int]
     look_up: LookUp
     #: Called before the first change with these columns. Returns their declaration if they are new.
-    #: Raises if the stream cannot take them.
+    #: Raises if the stream cannot accept them.
     on_columns: Callable[[str, Relation], bytes | None]
     #: Whether all tables share one stream.
     one_stream: bool = False
     #: All followed tables by name, and those with a known OID by OID.
     tables: dict[str, FollowedTable] = field(default_factory=dict)
     numbered: dict[int, FollowedTable] = field(default_factory=dict)
-    #: By PostgreSQL's relation id. None for a table that is not followed.
+    #: By PostgreSQL's relation id; None for a table that is not followed.
     relations: dict[int, FollowedTable | None] = field(default_factory=dict)
     #: Incremented whenever `tables`, `relations` or an encoder changes.
     described: int = 0
@@ -122,7 +122,7 @@ class ChangeRecords:
     def follow(
         self, table: str, key: Iterable[str], lsn: int, index: int, oid: int | None = None
     ) -> None:
-        """Follow a table from this position of its stream on. With its `oid`, survives renames."""
+        """Follow a table from this position of its stream. With its `oid`, survives renames."""
         stream = self.shared if self.one_stream else StreamTransaction()
         followed = self.tables[table] = FollowedTable(table, tuple(key), stream, (lsn, index))
         if oid is not None:
@@ -184,7 +184,7 @@ class ChangeRecords:
     def hold(
         self, table: FollowedTable, encoder: RowEncoder, event: RowEvent, index: int
     ) -> HeldChange:
-        """Encode a change except for its transaction."""
+        """Encode a change, except for its transaction."""
         row: Row = ()
         brief: bytes | None = None
         match event:

@@ -21,8 +21,9 @@ with needing_extra("postgres"):
 
 T = TypeVar("T")
 
-#: Give values one text form regardless of the database's settings (see `values`), turn row policies,
-#: which the log ignores, into errors, and lift the role's limits for copies that take hours.
+#: Give values one text form regardless of the database's settings (see `values`), turn row
+#: policies, which the log ignores, into errors, and lift the role's limits for copies that take
+#: hours.
 _SETTINGS: Final = {
     "client_encoding": "UTF8",
     "datestyle": "ISO",
@@ -150,7 +151,7 @@ async def interruptible(connection: Any, call: Callable[[], T]) -> T:
 
 @contextmanager
 def named_failures(database: str) -> Iterator[None]:
-    """Turn PostgreSQL's errors into ours, which tell transient from permanent failures."""
+    """Translate PostgreSQL's errors into ours, which distinguish transient from permanent failures."""
     try:
         yield
     except psycopg2.errors.InsufficientPrivilege as error:
@@ -177,7 +178,7 @@ def named_failures(database: str) -> Iterator[None]:
         raise SourceUnusableError(f"{database}: {line}") from error
 
 
-#: libpq's messages if nothing answers at an address.
+#: libpq's messages if nothing responds at an address.
 _NOT_THERE = ("could not translate host name", "Connection refused", "No such file or directory")
 #: Classes of transient errors: connection, conflict, resources, state, shutdown, system.
 _PASSING: Final = ("08", "40", "53", "55", "57", "58")
@@ -196,7 +197,7 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-#: libpq is part of psycopg2's own file or linked to it.
+#: libpq is part of psycopg2's own file, or linked to it.
 _LIBRARY: Final = Libpq(_psycopg.__file__)
 
 
@@ -205,7 +206,8 @@ class CopyConnection:
 
     Calls libpq directly. psycopg2 would make an object of each message, and would itself confirm
     positions that the ingester has not noted. Native code reads many messages at once, and only the
-    ingester confirms. Use it in one thread, and not through psycopg2 until it is closed.
+    ingester confirms. Use the connection in one thread, and do not use it through psycopg2 until it
+    is closed.
     """
 
     def __init__(self, connection: Any) -> None:

@@ -1,7 +1,8 @@
-"""The control stream: which slot of which database fills the streams, and how far it may be.
+"""The control stream: records which slot of which database fills the streams, and how far.
 
-Its records note positions up to which the slot may be confirmed although no table has a change there.
-A slot beyond every note and every change was confirmed by someone else, so changes may be missing.
+Its records note positions up to which the slot may be confirmed although no table has a change
+there. A slot beyond every note and every change was confirmed by another program, so changes may be
+missing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from streamfold.ingest.table_stream import (
 from streamfold.model.positions import U64_MAX
 from streamfold.model.records import BATCH_BYTES_MAX, Record, trim_record
 
-#: Notes between two trims. Only the last note counts.
+#: Notes between two trims. Only the last note matters.
 _TRIM_AFTER = 1000
 #: Bytes of JSON above which a note is compressed with zlib, and the maximum bytes of a note, which is
 #: appended together with a trim.
@@ -106,8 +107,8 @@ class Control:
     def states(self, shared: TableStream, names: Iterable[str]) -> dict[str, StreamState]:
         """Return how far each table of the shared stream is. `note` makes changes of that durable.
 
-        If the last record is a change, it counts for all tables. If it belongs to a first copy, it
-        counts for one table, and the notes for the others.
+        If the last record is a change, its position counts for all tables. If it belongs to a first
+        copy, its position counts for that table, and the notes count for the others.
         """
         tail, copied = shared.state, None
         if shared.last is not None and is_copied(shared.last):
@@ -127,13 +128,16 @@ class Control:
         return states
 
     def _position_after(self, copied: str) -> Position:
-        """Return a table's last change in the shared stream, or its copy if that is newer."""
+        """Return the position of a table's last change in the shared stream, or of a newer copy."""
         if self.position is not None and parse_lsn(self.position[0]) >= parse_lsn(copied):
             return Position(*self.position)
         return Position(copied, -1)
 
     def forget_copies(self, names: Iterable[str]) -> None:
-        """Have tables copied again. If all are, earlier changes no longer count."""
+        """Forget the copies of tables, so that they are copied again.
+
+        If all tables are forgotten, earlier changes no longer count.
+        """
         for name in set(names) & self.tables.keys():
             self.tables[name] = msgspec.structs.replace(self.tables[name], copied="")
         if not any(noted.copied for noted in self.tables.values()):
@@ -159,7 +163,7 @@ class Control:
     def drop_others(self, names: Iterable[str]) -> bool:
         """Drop the notes of other tables. Returns whether there were any. `note` makes that durable.
 
-        A table that comes back is copied again.
+        A table that is followed again later is copied again.
         """
         others = self.tables.keys() - set(names)
         for name in others:
@@ -231,7 +235,9 @@ class Control:
         followed: Iterable[Position | CopyPosition],
         current: Lsn,
     ) -> ReplicationSlot:
-        """Return the slot if it has everything that the streams lack. Raises SlotLostError otherwise.
+        """Return the slot if it has everything that the streams lack.
+
+        Raises SlotLostError otherwise.
 
         `followed` has the streams' positions. `current` is the end of the server's log.
         """
@@ -270,7 +276,7 @@ class Control:
             await self.note(max(slot.confirmed, self.lsn))
 
     def _end_of_timeline(self) -> Lsn:
-        """Return where the server's log leaves the one that the streams were filled from."""
+        """Return where the server's log diverges from the one that filled the streams."""
         noted = self.previous.timeline if self.previous is not None else 0
         if noted in (0, self._system.timeline):
             return Lsn(U64_MAX)

@@ -172,13 +172,13 @@ class _Copying:
         self._stopped = True
         while self._thread.is_alive():
             if self._connection is not None:
-                with suppress(psycopg2.Error):  # it was closed meanwhile
+                with suppress(psycopg2.Error):  # the connection was closed meanwhile
                     self._connection.cancel()
             self._thread.join(_CANCEL_AGAIN)
 
 
 class _Lines:
-    """A file for psycopg2, which writes single lines. Passes them on in blocks."""
+    """A file to which psycopg2 writes single lines. Passes them on in blocks."""
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
         self._put = put

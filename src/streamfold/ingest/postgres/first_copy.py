@@ -1,8 +1,8 @@
-"""The first copy of a table: all rows as of one snapshot, in key order. It can be resumed.
+"""Makes the first copy of a table: all rows as of one snapshot, in key order. It can be resumed.
 
 An interrupted copy continues after the last key in the stream, in a newer snapshot. All changes since
-the first snapshot follow: they bring rows that were copied earlier up to date, and repeat what the copy
-already has for the others.
+the first snapshot follow. They update rows that were copied earlier, and repeat what the copy already
+has for other rows.
 
 Native code writes most records straight from lines of COPY. `RowEncoder` writes rows with long keys,
 the last row of each append, and rows with values that native code rejects.
@@ -44,8 +44,8 @@ from streamfold.model.records import (
     metered_size,
 )
 
-#: Bytes of appends sent together, while as many are gathered. With less, the server would wait for its
-#: disk more often, and make more commits.
+#: Bytes of appends sent together, while as many are gathered. If this were less, the server would
+#: wait for its disk more often and make more commits.
 _BYTES_TOGETHER: Final = 16 << 20
 #: Bytes reserved in each append for the key header of its last record. Longer keys are measured.
 KEY_RESERVE: Final = 8 << 10
@@ -58,7 +58,7 @@ _BLOCK_MAX: Final = 4 << 20
 
 
 class EncodedLines:
-    """Gathers lines into encoded appends. The last record of each says where to resume."""
+    """Gathers lines into encoded appends. The last record of each append says where to resume."""
 
     def __init__(self, encoder: RowEncoder, lsn: str, rows: int) -> None:
         self._encoder = encoder
@@ -134,7 +134,7 @@ class EncodedLines:
         return True
 
     def flush(self) -> EncodedBatch:
-        """Return what was gathered."""
+        """Return the gathered lines as a batch."""
         parts, count, metered = self._parts, self._count, self._metered
         self._parts, self._count, self._metered = [], 0, 0
         if parts:
@@ -185,7 +185,7 @@ async def copy_table(
         ):
             await _append_lines(blocks, lines, appending)
     except SourceUnusableError:
-        await asyncio.to_thread(_check_columns, database, table)  # a change of them explains it
+        await asyncio.to_thread(_check_columns, database, table)  # a changed column explains it
         raise
     await asyncio.to_thread(_check_columns, database, table)
     end = b'%s,"txn":"copy %s"}' % (encoder.opening(b"e"), copied.lsn.encode())
@@ -196,7 +196,7 @@ async def copy_table(
 def _check_columns(database: Database, table: Table) -> None:
     """Raise CopyStaleError if COPY may have used other column types than `table` has.
 
-    A snapshot does not freeze types: COPY sees those in force when it locks the table. It sees no rows
+    A snapshot does not freeze types: COPY uses those in force when it locks the table. It sees no rows
     of a table that was rewritten after the snapshot.
     """
     with database.query() as cursor:
@@ -239,7 +239,7 @@ class _Appending:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def add(self, batch: EncodedBatch) -> None:
-        """Add a batch. Waits if enough are gathered."""
+        """Add a batch. Waits if enough have been gathered."""
         self._gathered.append(batch)
         self._size += batch.metered
         if self._size >= _BYTES_TOGETHER:

@@ -55,7 +55,7 @@ from streamfold.ingest.progress import IngestProgress
 from streamfold.ingest.table_stream import TableStream, raise_if_cancelled
 
 if TYPE_CHECKING:
-    # For types only.
+    # Only for type annotations.
     from streamfold._native import Run
 
 with needing_extra("postgres"):
@@ -74,15 +74,15 @@ _ALTERED: Final = (
 
 #: Bytes of records per batch, for all streams: a few appends of maximum size.
 _BATCH_BYTES: Final = 4 << 20
-#: Seconds between appends, and between runs of messages: one append per change would cost ingester and
-#: server many times as much. A change after a pause does not wait.
+#: Seconds between appends, and between runs of messages: one append per change would multiply the
+#: work of ingester and server. A change after a pause does not wait.
 _GATHER: Final = 0.05
 #: Seconds between appends under load, which is more than `_LIGHT` changes per batch. A batch of
 #: `_APPEND_BYTES` is appended earlier.
 _GATHER_LOADED: Final = 0.2
 _LIGHT: Final = 200
 _APPEND_BYTES: Final = 1 << 20
-#: Bytes that a Unix socket holds before the server must wait, less a margin, and the overhead of each
+#: Bytes that a Unix socket holds before the server must wait, minus a margin, and the overhead per
 #: message.
 _SOCKET_BYTES: Final = 128 << 10
 _SOCKET_MESSAGE: Final = 768
@@ -134,7 +134,7 @@ class Following:
         )
         #: Tables with their declared columns, including declarations that are not appended yet.
         self._declared = dict(control.tables)
-        #: The position that may be confirmed to PostgreSQL: a stream or a note has it.
+        #: The position that may be confirmed to PostgreSQL, because a stream or a note has it.
         self._confirmed = Lsn(0)
         #: The streams have all changes before this. Beyond `_confirmed`, only a note makes it durable.
         self._reached = Lsn(0)
@@ -150,7 +150,7 @@ class Following:
     async def run(self, slot: str, heartbeat: float, silence: float) -> None:
         """Follow until cancelled. Raises SourceUnavailableError when the connection breaks.
 
-        `silence`: seconds without an answer after which it counts as broken.
+        `silence`: seconds without a message after which the connection counts as broken.
         """
         connection = await asyncio.to_thread(self._database.connect_replication)
         try:
@@ -225,7 +225,7 @@ class Following:
             size = came.size + _SOCKET_MESSAGE * came.messages
             if not size:
                 pause = max(2 * pause, _LOOK_AGAIN)
-            else:  # the time that the server takes to fill the socket
+            else:  # the server needs this long to fill the socket
                 pause = (now - looked_at) * _SOCKET_BYTES / size if size < _SOCKET_BYTES else 0.0
             looked_at = now
             await asyncio.sleep(min(pause, left))
@@ -299,7 +299,7 @@ class Following:
         """
         noted = self._declared[name]
         keyed = {column.name for column in relation.columns if column.is_key}
-        if keyed and not keyed.issuperset(noted.key):  # without any, only inserts can follow
+        if keyed and not keyed.issuperset(noted.key):  # without a key, only inserts can follow
             raise CopyStaleError(name, "its replica identity changed")
         old = shape(noted.columns)
         new = {}
@@ -398,7 +398,7 @@ class Following:
             stream for name, stream in self._by_name.items() if stream.can_trim(points.get(name, 0))
         ]
         if due and self._appending is not None:
-            await self._appending  # a stream takes one append at a time
+            await self._appending  # only one append at a time per stream
             self._appending = None
         for stream in due:
             await stream.trim(points[stream.name])
@@ -415,7 +415,7 @@ class Following:
             self._confirmed = max(self._confirmed, reached)
 
     async def _note(self, lsn: Lsn) -> None:
-        async with self._noting:  # batches note what they declare
+        async with self._noting:  # batches also note what they declare
             await self._control.note(max(lsn, self._control.lsn))
 
     async def _adopt(self, marks: Mapping[str, Sequence[str]]) -> None:
@@ -444,7 +444,7 @@ class Following:
             if is_altered(noted.marks, marks.get(name, ())):
                 raise CopyStaleError(name, _ALTERED)
         if replication_slot is None:
-            return marks  # the connection that follows it will fail
+            return marks  # the connection that follows the slot will fail
         self._progress.lag_bytes = max(0, replication_slot.lag_bytes)
         self._progress.retained_bytes = max(0, replication_slot.retained_bytes)
         if replication_slot.retained_bytes > self._retained_warn:
@@ -459,7 +459,8 @@ class Following:
     async def _confirm(self, replication: Replication, silence: float) -> None:
         """Confirm what the streams have, and ping a server that has been silent for long.
 
-        If the server asks, notes log without changes first: it may wait for that to shut down.
+        If the server asks for a reply, first notes the position past log without changes, because
+        the server may be waiting for that to shut down.
         """
         if self._silent > silence:
             raise SourceUnavailableError(
@@ -472,7 +473,7 @@ class Following:
             self._progress.confirmed = lsn_text(self._confirmed)
 
     async def _note_end(self) -> None:
-        """Note how far the session got, because the next one may follow fewer tables."""
+        """Note how far the session got, because the next session may follow fewer tables."""
         reached = max(self._confirmed, self._reached)
         if reached <= self._control.lsn:
             return

@@ -72,13 +72,14 @@ from streamfold.model.records import Record
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait for a slot in use: the server may not have noticed yet that its user died.
+#: Seconds to wait for a slot in use, because the server may not have noticed yet that its user
+#: died, and seconds between checks.
 _SLOT_WAIT: Final = 10.0
 _SLOT_LOOK: Final = 0.2
 #: A session that fails after this many seconds counts as successful, so that pauses start over.
 _STEADY: Final = 10.0
-#: Maximum snapshots lost in a row. A PostgreSQL restart loses one; a copy whose connections reach
-#: different servers loses all.
+#: Maximum snapshots lost in a row. A PostgreSQL restart loses one, and a copy whose connections
+#: reach different servers loses all.
 _SNAPSHOTS_LOST_MAX: Final = 5
 
 
@@ -96,11 +97,12 @@ class IngestOptions:
     recopy: bool = False
     #: Seconds between two notes of the position while no table changes.
     heartbeat: float = 10.0
-    #: Seconds without an answer after which a connection counts as broken, as for replicas.
+    #: Seconds without a message after which a connection counts as broken, as for replicas.
     silence: float = 60.0
-    #: Bytes of log retained for the slot above which a warning is logged: the disk may fill up.
+    #: Bytes of log retained for the slot above which a warning is logged, because the disk may fill
+    #: up.
     retained_warn: int = 1 << 30
-    #: Name of a single stream for all tables, after the prefix. Empty for one stream per table.
+    #: Name of a single stream for all tables, after the prefix. Empty = one stream per table.
     one_stream: str = ""
 
     def stream(self, table: str) -> str:
@@ -108,7 +110,7 @@ class IngestOptions:
 
     @property
     def shared_stream(self) -> str:
-        """The stream of all tables, or empty if each has its own."""
+        """The stream of all tables; empty if each has its own."""
         return f"{self.prefix}{self.one_stream}" if self.one_stream else ""
 
     @property
@@ -130,7 +132,7 @@ class PostgresIngest:
         on_progress: Callable[[], None] = lambda: None,
         trim_points: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`trim_points` returns the first record that readers still need, by stream.
+        """`trim_points` returns, by stream, the first record that readers still need.
 
         It is called in a thread with each heartbeat. Streams that it omits are not trimmed.
         """
@@ -189,7 +191,7 @@ class PostgresIngest:
             control.check_key(table)
         await self._ensure_slot(control, streams)
         if options.one_stream:
-            await control.note(control.lsn)  # its last record says more than later ones
+            await control.note(control.lsn)  # only its last record decides
         await control.forget_others(streams)
         await self._restart_stale(tables, streams, control)
         await self._copy(tables, streams, control)
@@ -239,7 +241,7 @@ class PostgresIngest:
         return {name: SharedTableStream(shared, name, states[name]) for name in names}
 
     async def _wait_for_slot(self) -> ReplicationSlot | None:
-        """Wait until no process uses the slot. Returns it, or None if it does not exist yet.
+        """Wait until no process uses the slot. Returns the slot, or None if it does not exist yet.
 
         Raises SourceUnavailableError if the slot stays in use.
         """
@@ -270,7 +272,7 @@ class PostgresIngest:
         if not control.lsn or self._recopy:
             control.drop_others(streams)
             control.forget_copies(tuple(control.tables))
-            await control.note(Lsn(0))  # from now on a slot of this name is ours
+            await control.note(Lsn(0))  # from now on a slot with this name is ours
             lsn = await self._create_slot()
             # Note the position last. From then on, a stream whose copy was not restarted counts as
             # complete up to the slot.
@@ -312,7 +314,7 @@ class PostgresIngest:
     async def _restart_stale(
         self, tables: Sequence[Table], streams: dict[str, TableStream], control: Control
     ) -> None:
-        """Restart the copy of tables whose streams no longer match them."""
+        """Restart the copies of tables whose streams no longer match them."""
         again = []
         for table in tables:
             stream, noted = streams[table.full_name], control.tables.get(table.full_name)
@@ -326,7 +328,7 @@ class PostgresIngest:
             elif noted is not None:
                 control.adopt_marks(table.full_name, table.marks)
         if again and self._options.one_stream:
-            # Note this first: the next record hides the positions of other tables.
+            # Noted first, because the next record hides the positions of other tables.
             control.forget_copies(again)
             await control.note(control.lsn)
         for name in again:
@@ -387,7 +389,7 @@ class PostgresIngest:
 
 
 def _left(tables: Sequence[Table], streams: dict[str, TableStream]) -> list[Table]:
-    """Return the tables whose copy is incomplete."""
+    """Return the tables whose copies are incomplete."""
     return [t for t in tables if not isinstance(streams[t.full_name].state, Position)]
 
 

@@ -61,7 +61,7 @@ class Begin:
 
     @property
     def milliseconds(self) -> int:
-        """Its time for records, which have none before 1970: of a clock that is wrong, it is 1970."""
+        """The commit time in ms since the Unix epoch; 1970 if a wrong clock is before that."""
         return max(0, self.commit_time // 1000)
 
 
@@ -105,7 +105,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`key` is sent only if the key changed, `old` only with replica identity full."""
+    """An updated row. `key` is sent only if the key changed, `old` only with replica identity full."""
 
     relation: int
     key: Row | None
@@ -115,7 +115,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Either `key` or, with replica identity full, `old`."""
+    """A deleted row: either `key` or, with replica identity full, `old`."""
 
     relation: int
     key: Row | None
@@ -129,7 +129,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A message that changes no row: a type, an origin, an application's message."""
+    """A message that changes no row: a type, an origin or an application's message."""
 
     kind: str
 
@@ -142,7 +142,7 @@ _OTHERS = {"Y", "O", "M"}
 
 
 def decode_message(payload: bytes) -> Event:
-    """Decode one message; MalformedError if it is cut off, too long or of an unknown kind."""
+    """Decode one message. Raises MalformedError if it is truncated, too long or of an unknown kind."""
     kind = payload[:1].decode("latin-1")
     if kind in _OTHERS:
         return Other(kind)

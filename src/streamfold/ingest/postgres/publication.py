@@ -1,4 +1,4 @@
-"""The publication: which tables and columns PostgreSQL sends."""
+"""Manages the publication: the tables and columns that PostgreSQL sends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SCHEMA = "(SELECT oid FROM pg_publication_namespace WHERE pnpubid = p.oid AND p
 class PublishedTable:
     """A table in a publication."""
 
-    #: None if the server does not say, which means all but generated columns.
+    #: None if the server does not list them, which means all except generated columns.
     columns: Sequence[str] | None
     row_filter: str | None
     #: Changes whenever the table leaves the publication and returns, or the options change.

@@ -22,11 +22,11 @@ _STATUS: Final = struct.Struct(">cQQQq?")
 
 
 class Gathering(NamedTuple):
-    """What arrived: messages and their bytes, headers included."""
+    """The messages that arrived, and their bytes including headers."""
 
     messages: int
     size: int
-    #: Whether nothing more is available now. If not, there may be no room for more.
+    #: Whether nothing more is available now. If False, there may be no room for more.
     drained: bool
 
 
@@ -36,7 +36,7 @@ class MessageRun(NamedTuple):
     run: Run
     #: End of the log according to the last message, or 0.
     wal_end: Lsn
-    #: Whether the server wants an answer.
+    #: Whether the server wants a reply.
     asked: bool
 
 
@@ -49,11 +49,11 @@ def _unexpected(kind: int) -> MalformedError:
 
 
 class Replication:
-    """A connection that follows a slot; opened by `Database.connect_replication`."""
+    """A connection that follows a slot, opened by `Database.connect_replication`."""
 
     def __init__(self, connection: Any, slot: str, publication: str) -> None:
-        # psycopg2's own method encodes names as Latin-1. From version 18 on, PostgreSQL only warns of a
-        # publication that does not exist, and sends nothing.
+        # psycopg2's own method encodes names as Latin-1. From version 18 on, PostgreSQL only warns
+        # about a missing publication, and sends nothing.
         slot, name = (text.replace('"', '""') for text in (slot, publication))
         names = f'"{name}"'.replace("'", "''")
         self._cursor = connection.cursor()
@@ -64,9 +64,9 @@ class Replication:
         )
         self._copying = CopyConnection(connection)
         self._reader = self._copying.reader()
-        #: The last end of the log that was taken.
+        #: The last end of the log returned by `take`.
         self.wal_end = LSN_ZERO
-        #: Whether the server wants an answer.
+        #: Whether the server wants a reply.
         self.asked = False
 
     def fileno(self) -> int:
@@ -75,8 +75,8 @@ class Replication:
     def gather(self) -> Gathering:
         """Gather what has arrived, without waiting.
 
-        Raises psycopg2's error if the connection is broken or the server has ended it, but only once
-        everything before that was taken.
+        If the connection is broken or the server has ended it, raises psycopg2's error, but only after
+        everything before that has been taken.
         """
         reader = self._reader
         count, size = len(reader), reader.size
@@ -86,7 +86,7 @@ class Replication:
         return Gathering(len(reader) - count, reader.size - size, bool(drained))
 
     def take(self) -> MessageRun:
-        """Return what was gathered. Raises MalformedError for bytes that are not of the protocol."""
+        """Return what was gathered. Raises MalformedError for bytes that violate the protocol."""
         try:
             run, wal_end, asked = self._reader.take()
         except CodecError as error:
@@ -96,7 +96,7 @@ class Replication:
         return MessageRun(run, Lsn(wal_end), asked)
 
     def confirm(self, lsn: Lsn, *, ask: bool) -> None:
-        """Confirm that everything before `lsn` is durable, and `ask` for an answer."""
+        """Confirm that everything before `lsn` is durable. With `ask`, request a reply."""
         now = time.time_ns() // 1000 - EPOCH_US
         self._copying.send(_STATUS.pack(b"r", lsn, lsn, lsn, now, ask))
         self.asked = False

@@ -13,7 +13,7 @@ from streamfold.model.records import BATCH_BYTES_MAX, Header, Record, metered_si
 
 
 def opening(op: bytes, table: str | None) -> bytes:
-    """Return the first bytes of a body. `table` is None in a stream of one table."""
+    """Return the first bytes of a body. `table` is None in a stream with only one table."""
     name = b"" if table is None else b',"table":%s' % msgspec.json.encode(table)
     return b'{"op":"%s"%s' % (op, name)
 
@@ -54,7 +54,7 @@ class RowEncoder:
         return opening(op, self._name)
 
     def key_texts(self, row: Row) -> list[str]:
-        """Return the key as PostgreSQL's text. Raises as `image` does."""
+        """Return the key as PostgreSQL's text. Raises like `image`."""
         self.check_length(row)
         texts = []
         for at in self.key:
@@ -120,7 +120,7 @@ class RowEncoder:
         )
 
     def key_image(self, row: Row) -> bytes:
-        """Return the key as a JSON object. Raises as `image` does."""
+        """Return the key as a JSON object. Raises like `image`."""
         self.check_length(row)
         parts = []
         for at in self.key:

@@ -1,4 +1,4 @@
-"""The replication slot, from which on PostgreSQL retains its log until it is confirmed."""
+"""The replication slot: PostgreSQL retains its log from the position that the slot has confirmed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 #: The first version whose replicas can take over logical slots.
 VERSION_FAILOVER: Final = 170_000
-#: Seconds until the log names the transactions that a slot waits for, and between two such lines.
+#: Seconds until the log names the transactions that a slot waits for, and between such lines.
 _TELL_AFTER, _TELL_EVERY = 3.0, 60.0
 
 
@@ -26,7 +26,7 @@ class ReplicationSlot:
     """A slot as the server reports it."""
 
     name: str
-    #: Process that uses it.
+    #: The process that uses it.
     active_pid: int | None
     #: Changes before this are not sent again.
     confirmed: Lsn
@@ -83,7 +83,7 @@ async def creating(database: Database, connection: Any, create: Callable[[], T])
 
 
 async def _tell_blockers(database: Database, waiting: int) -> None:
-    """Log the processes that block the process `waiting`, from time to time."""
+    """Periodically log the processes that block the process `waiting`."""
 
     def blockers() -> list[int]:
         with database.query() as cursor:
@@ -122,7 +122,7 @@ def drop_slot(cursor: Any, name: str) -> None:
 
 
 def flush_lag(cursor: Any, slot: ReplicationSlot) -> float | None:
-    """Return how many seconds the slot's user lags behind, or None if unknown."""
+    """Return the seconds by which the slot's user lags behind, or None if unknown."""
     cursor.execute(
         "SELECT extract(epoch FROM flush_lag)::float FROM pg_stat_replication WHERE pid = %s",
         (slot.active_pid,),
@@ -145,7 +145,7 @@ class System(NamedTuple):
     identifier: str
     #: Changes with each failover.
     timeline: int
-    #: Where the log left earlier timelines. Their later commits are not in this one.
+    #: Where the log left earlier timelines. Later commits on those are not in this one.
     ends: dict[int, Lsn]
 
 
@@ -167,6 +167,6 @@ def identify_system(database: Database) -> System:
 
 
 def _ends(history: str) -> dict[int, Lsn]:
-    """Parse a history file, whose lines hold timeline, position and reason."""
+    """Parse a history file. Each line contains timeline, position and reason."""
     lines = (line.split("\t") for line in history.splitlines() if line[:1].isdigit())
     return {int(timeline): parse_lsn(end) for timeline, end, *_ in lines}

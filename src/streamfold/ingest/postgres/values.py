@@ -11,7 +11,7 @@
 | all others | PostgreSQL's own text | STRING |
 
 ISO 8601 has the years 1 to 9999. Other dates and times are whole numbers as text: days or microseconds
-since 1970. As in PostgreSQL, `infinity` is the largest number of the type and `-infinity` the smallest.
+since 1970. As in PostgreSQL, `infinity` is the type's largest number and `-infinity` its smallest.
 Domains are treated as their base types.
 """
 
@@ -27,9 +27,9 @@ from streamfold._native import CodecError, write_value
 #: Converts the text of one value to JSON.
 ToJson: TypeAlias = Callable[[bytes], bytes]
 
-#: Digits of a decimal of 128 bits.
+#: Digits of a 128-bit decimal.
 _DIGITS_MAX: Final = 38
-#: Bytes of a type modifier before its value.
+#: Bytes that a type modifier has before its value.
 _MODIFIER_HEAD: Final = 4
 BOOL, BYTEA, OID = 16, 17, 26
 INT8, INT2, INT4 = 20, 21, 23
@@ -52,7 +52,7 @@ _KINDS: Final = {
 _FAR_MOMENT: Final = re.compile(
     rb"(\d+)-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(?P<fraction>\d{1,6}))?(?:\+00)?)?(?P<bc> BC)?"
 )
-#: Days from the 1st of March of the year 0 to 1970.
+#: Days from 1 March of year 0 to 1 January 1970.
 _DAYS_TO_1970: Final = 719_468
 #: What is wrong with a text, by native code's error code.
 _FAULTS: Final = {
@@ -72,7 +72,8 @@ def kind_of(type_oid: int) -> int:
 def to_json(type_oid: int) -> ToJson:
     """Return the function for a type. Pass domains as their base types.
 
-    It raises ValueError, without the value, for a text that does not fit the type.
+    The function raises ValueError, without revealing the value, for a text that does not fit the
+    type.
     """
     return partial(_written, kind_of(type_oid))
 
@@ -109,7 +110,8 @@ def column_type(type_oid: int, modifier: int) -> str:
     if modifier < _MODIFIER_HEAD:
         return "STRING"
     digits, scale = (modifier - _MODIFIER_HEAD) >> 16, (modifier - _MODIFIER_HEAD) & 0x7FF
-    # The scale is a signed 11-bit number. Other systems have no negative scale or one above the digits.
+    # The scale is a signed 11-bit number. Other systems do not support scales that are negative or
+    # larger than the digits.
     return f"DECIMAL({digits},{scale})" if scale <= digits <= _DIGITS_MAX else "STRING"
 
 

@@ -1,4 +1,4 @@
-"""The console: a web page that shows and changes what the server holds, through its public APIs."""
+"""The console: a web page that shows and changes the server's content through its public APIs."""
 
 from streamfold.server.console.history import HistoryHandler, MetricsHistory
 from streamfold.server.console.pages import ConsoleSettings, add_console

@@ -1,4 +1,4 @@
-"""The last hour of the server's own figures, so that charts are full as soon as a page opens."""
+"""Keeps the server's own metrics of the last hour, so that charts are complete when a page opens."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from streamfold.server.http.router import PUBLIC, Router
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two readings, and readings that make an hour.
+#: Seconds between readings, and number of readings in an hour.
 _INTERVAL: Final = 15.0
 _READINGS: Final = 240
-#: What the charts are drawn from; other series are in /metrics alone.
+#: The metrics that charts show. Other series are only in /metrics.
 _NAMES: Final = frozenset((
     "process_resident_memory_bytes", "s2_append_ack_latency_seconds_bucket",
     "s2_append_ack_latency_seconds_count", "s2_append_batch_bytes_sum",
@@ -35,7 +35,7 @@ Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class MetricsHistory:
-    """Reads the metrics while it runs, and serves what it has read."""
+    """Reads the metrics periodically and serves these readings."""
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
@@ -43,9 +43,9 @@ class MetricsHistory:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Take a reading now, and then at regular intervals until the context ends."""
+        """Take a reading now, and more at regular intervals, until the context ends."""
         self._read()
-        # Not a task group: that would wrap whatever the body raises.
+        # Not a task group: it would wrap the exceptions of the body.
         reading = asyncio.create_task(self._read_regularly())
         try:
             yield
@@ -59,7 +59,7 @@ class MetricsHistory:
             await asyncio.sleep(_INTERVAL)
             try:
                 self._read()
-            except Exception:  # a chart with a gap must not stop the server
+            except Exception:  # a gap in a chart must not stop the server
                 logger.exception("the server's figures cannot be read")
 
     def _read(self) -> None:
@@ -73,7 +73,7 @@ class MetricsHistory:
         self._readings.append((time.time(), values))
 
     def as_json(self) -> dict[str, object]:
-        """The names and labels of all series, and for each reading its time and their values."""
+        """Return the names and labels of all series, and each reading's time and values."""
         names = list(dict.fromkeys(name for _, values in self._readings for name in values))
         return {
             "series": [{"name": name, "labels": dict(labels)} for name, labels in names],
@@ -85,7 +85,7 @@ class MetricsHistory:
 
 
 class HistoryHandler:
-    """The handler of /console/history, which needs the same right as /metrics."""
+    """Handles /console/history, which needs the same right as /metrics."""
 
     def __init__(self, history: MetricsHistory, access: Access, *, open_metrics: bool) -> None:
         self._history = history

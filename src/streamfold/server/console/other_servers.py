@@ -1,4 +1,4 @@
-"""Whether the servers that an operator has named are active, or stand by."""
+"""Finds out whether the servers that an operator has configured are active or standing by."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import httpx
 from streamfold.http_client import AsyncHttp
 from streamfold.server.console.remote import NoAnswerError, fetch, url_below
 
-#: How a server that stands by begins its answer to /ready.
+#: The start of a standby server's response to /ready.
 _STANDBY: Final = "standby: "
-#: Characters of a reason that are shown.
+#: Maximum characters shown of a reason.
 _REASON_MAX: Final = 500
 
 
@@ -28,7 +28,7 @@ class OtherServers:
         self._http = AsyncHttp()
 
     async def states(self) -> list[dict[str, Any]]:
-        """Return the state of each server, in their order."""
+        """Return the states of the servers, in their configured order."""
         return await asyncio.gather(*(self._ask(*one) for one in self._urls.items()))
 
     async def _ask(self, address: str, ready: httpx.URL) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Serves the files of the console; they hold no data, so anyone may load them.
+"""Serves the console's files, which contain no data, so anyone may load them.
 
-The page fetches all data through the public HTTP APIs, with the token that its user types in.
+The page fetches all data through the public HTTP APIs, with the token that its user enters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MEDIA_TYPES: Final = {
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
 }
-#: Scripts and styles come from files of this server alone, and markup is never made from text.
+#: Scripts and styles come only from this server's files, and markup is never created from text.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -47,24 +47,24 @@ _HEADERS: Final = (
     (b"content-security-policy", _POLICY.encode()),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
-    # A browser asks again each time, and a new version of the server takes effect at once.
+    # Browsers revalidate each time, so a new version of the server takes effect at once.
     (b"cache-control", b"no-cache"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSettings:
-    """How the console of a server behaves."""
+    """Settings of a server's console."""
 
-    #: Offer nothing that changes what is stored. Access tokens decide what a caller may do.
+    #: Offer nothing that changes stored data. Access tokens still decide what a caller may do.
     read_only: bool = False
     #: Folders and URLs below which published tables are shown.
     tables: tuple[str, ...] = ()
-    #: Addresses of snapshotters whose status is shown, or @ and a file that has an address.
+    #: Addresses of snapshotters whose status is shown, or @ and a file that contains an address.
     snapshotters: tuple[str, ...] = ()
-    #: Addresses of the other servers of the store, which stand by.
+    #: Addresses of the store's other servers, which stand by.
     servers: tuple[str, ...] = ()
-    #: What a read of a table may take; None = the defaults.
+    #: Limits for reading a table; None = the defaults.
     table_limits: ReadLimits | None = None
 
 
@@ -88,7 +88,7 @@ def add_console(
     history: HistoryHandler,
     this: ThisServer,
 ) -> None:
-    """Route everything below /console; tables, snapshotters and figures need a right."""
+    """Route everything below /console. The files and settings are always public."""
     history.add_to(router, f"{ROOT}/history")
     console = _Console(settings, guarded=not access.open)
     if settings.tables:
@@ -98,7 +98,7 @@ def add_console(
         tables.add_to(router, f"{ROOT}/tables")
     Servers(this, settings.servers, access).add_to(router, f"{ROOT}/servers")
     if settings.snapshotters:
-        # It imports an HTTP client, as other servers do.
+        # Imports an HTTP client, as `other_servers` does.
         from streamfold.server.console.snapshotters import Snapshotters
 
         Snapshotters(settings.snapshotters, access).add_to(router, f"{ROOT}/snapshotters")
@@ -108,7 +108,7 @@ def add_console(
 
 
 class _Console:
-    """Handlers of the files, all of which are in memory."""
+    """Serves the console's files, all of which are in memory."""
 
     def __init__(self, settings: ConsoleSettings, *, guarded: bool) -> None:
         shown = {
@@ -124,7 +124,7 @@ class _Console:
         }
 
     async def redirect(self, request: Request) -> None:
-        """Answer with the address that links of the page are relative to."""
+        """Redirect to the URL to which the page's links are relative."""
         await request.respond(308, ((b"location", b"console/"),))
 
     async def show(self, request: Request, path: str) -> None:
@@ -142,7 +142,7 @@ class _Console:
 
 
 def _static_files() -> Iterator[tuple[str, bytes]]:
-    """Path and content of each file that the package brings."""
+    """Yield the path and content of each file in the package."""
     folders: list[tuple[str, Traversable]] = [("", files(__package__) / "static")]
     while folders:
         prefix, folder = folders.pop()

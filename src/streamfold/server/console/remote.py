@@ -1,7 +1,7 @@
-"""Requests to the servers and snapshotters that an operator has named, for a page cannot send them.
+"""Sends requests to configured servers and snapshotters on behalf of a page.
 
-A page may only connect to the server that it came from. The addresses are configured, so no caller
-chooses where a request goes.
+A page may only connect to the server that it came from. The addresses are configured, so callers
+cannot choose where a request goes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from streamfold.errors import InvalidError, StreamfoldError
 from streamfold.http_client import AsyncHttp, build_request, cause_of
 from streamfold.wording import reason_of
 
-#: Seconds that a server has to answer.
+#: Seconds within which a server must respond.
 _TIMEOUT: Final = 3.0
-#: Bytes of an answer: about 1 KiB per table of a snapshotter.
+#: Maximum bytes of a response: about 1 KiB per table of a snapshotter.
 _BODY_MAX: Final = 1 << 20
 
 
 class NoAnswerError(StreamfoldError):
-    """A configured server did not answer, or not with what was asked for."""
+    """Raised if a configured server did not respond, or its response is unusable."""
 
     code = "no_answer"
 
 
 def url_below(text: str, name: str, what: str, example: str) -> httpx.URL:
-    """Return the URL of `name` below a configured address; InvalidError unless that is a plain one."""
+    """Return the URL of `name` below a configured address. Raises InvalidError for other addresses."""
     url = httpx.URL(text)
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query:
         raise InvalidError(f"{what} {text!r} must be an address, as in {example}")
@@ -36,7 +36,7 @@ def url_below(text: str, name: str, what: str, example: str) -> httpx.URL:
 
 
 async def fetch(http: AsyncHttp, url: httpx.URL) -> tuple[int, bytes]:
-    """Return the status and the body of the answer to a GET; NoAnswerError if there is none."""
+    """Return the status and body of the response to a GET. Raises NoAnswerError without one."""
     request = build_request("GET", url, url.raw_path.decode(), {}, timeout=_TIMEOUT)
     try:
         async with asyncio.timeout(_TIMEOUT), http.send(request) as response:

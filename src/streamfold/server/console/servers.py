@@ -1,4 +1,4 @@
-"""The servers of a store: this one, which is active, and the others that the operator has named."""
+"""Shows the servers of a store: this one, which is active, and the others, as configured."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from streamfold.server.http.router import Router
 
 @dataclass(frozen=True, slots=True)
 class ThisServer:
-    """What a server says of itself."""
+    """How this server describes itself."""
 
-    #: Its name for others; empty for the machine's.
+    #: The server's name for others; empty = the machine's name.
     name: str
     location: str
     lease: LeaseKeeper | None
@@ -46,16 +46,17 @@ class ThisServer:
 
 
 class Servers:
-    """The handler of /console/servers."""
+    """Handles /console/servers."""
 
     def __init__(self, this: ThisServer, addresses: Sequence[str], access: Access) -> None:
-        """Take the addresses of the other servers."""
+        """Prepare requests to the other servers at `addresses`."""
         self._this = this
         self._started_at = time.time()
         self._others = None
         self._access = access
         if addresses:
-            # An HTTP client takes a tenth of a second to import, which no other part of a start needs.
+            # An HTTP client takes a tenth of a second to import, and a start does not otherwise
+            # need one.
             from streamfold.server.console.other_servers import OtherServers
 
             self._others = OtherServers(addresses)
@@ -64,7 +65,7 @@ class Servers:
         router.add("GET", path, Right.ACCOUNT_METRICS, self.show)
 
     async def show(self, request: Request) -> None:
-        """Answer with this server, and with whether each of the others is active or stands by."""
+        """Respond with this server's state, and whether each other server is active or standing by."""
         await self._access.allow(request, Right.ACCOUNT_METRICS)
         await request.reserve_answer(LIST_ROOM)
         others = [] if self._others is None else await self._others.states()

@@ -1,4 +1,4 @@
-"""The status of configured snapshotters, table by table."""
+"""Shows the status of configured snapshotters, table by table."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.request import LIST_ROOM, Request
 from streamfold.server.http.router import Router
 
-#: Seconds for which an answer serves all callers.
+#: Seconds for which all callers share a response.
 _SHARED_FOR: Final = 2.0
 
 
 class Snapshotters:
-    """The handler of /console/snapshotters."""
+    """Handles /console/snapshotters."""
 
     def __init__(self, addresses: Sequence[str], access: Access) -> None:
-        """Take the address of each, or @ and a file that names it, for one that chooses its port."""
+        """Prepare requests to `addresses`: each is an address, or @ and a file that contains one.
+
+        A file is for a snapshotter that chooses its port.
+        """
         self._addresses = [
             Path(address[1:]) if address.startswith("@") else _status_url(address)
             for address in addresses
@@ -43,8 +46,8 @@ class Snapshotters:
         router.add("GET", path, Right.READ, self.show)
 
     async def show(self, request: Request) -> None:
-        """Answer with the status of each snapshotter, or why it has none."""
-        # Positions and errors may show what any stream holds.
+        """Respond with the status of each snapshotter, or why it is unavailable."""
+        # Positions and errors may reveal the content of any stream.
         (await self._access.grant(request)).require(Right.READ, "", "")
         await request.reserve_answer(LIST_ROOM)
         async with self._asking:

@@ -1,7 +1,8 @@
-"""The tables that are published below configured locations: chain of artifacts, rows, changes, checks.
+"""Shows the tables published below configured locations: artifacts, rows, changes and checks.
 
-Manifests are read here; a process of its own reads the files of a table (`archive/preview.py`).
-Reading them needs the right to read all streams: a table may hold what any of them held.
+Manifests are read in this process, and a table's files in a separate one (`archive/preview.py`).
+Reading them requires the right to read all streams, because a table may contain the content of any
+stream.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ with needing_extra("archive"):
     from streamfold.archive.preview import ReadLimits, TableRead, check_size, run_read, size_of
     from streamfold.archive.read.reader import list_archives
 
-#: Seconds for which a listing serves all callers: listing a bucket costs requests.
+#: Seconds for which all callers share a listing, because listing a bucket costs requests.
 _LISTED_FOR: Final = 5.0
-#: Tables in a listing, and artifacts in the chain of one, the newest of them.
+#: Maximum tables in a listing, and maximum artifacts shown of one table: the newest.
 _TABLES_MAX: Final = 1_000
 _ARTIFACTS_MAX: Final = 2_000
-#: Bytes of files that a check may read: it takes a processor for a second per 100 MiB or so.
+#: Maximum bytes of files in a check, which takes about a second of CPU time per 100 MiB.
 _VERIFIED_BYTES: Final = 1 << 30
-#: Callers whose tables are being read or wait for it.
+#: Maximum callers whose tables are being read or that wait for this.
 _WAITING_MAX: Final = 32
-#: Other errors are those of the storage where the tables are.
+#: Statuses by error. Other errors come from the storage that has the tables.
 _STATUSES: Final = {NotFoundError: 404, InvalidError: 422}
 _EVENTS: Final = (
     (b"content-type", b"text/event-stream"),
@@ -60,7 +61,7 @@ _EVENTS: Final = (
 
 
 class TableHandlers:
-    """Handlers below /console/tables; a preview and a check are made for one caller at a time."""
+    """Handles requests below /console/tables. Runs one preview and one check at a time."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class TableHandlers:
         self._listed: Mapping[str, Manifest | StreamfoldError] = {}
         self._listed_at = -_LISTED_FOR
         self._listing = asyncio.Lock()
-        #: A check takes minutes: previews do not wait for it.
+        #: Separate locks, because a check takes minutes and previews must not wait for it.
         self._previewing, self._checking = asyncio.Lock(), asyncio.Lock()
         self._waiting = 0
 
@@ -112,7 +113,7 @@ class TableHandlers:
         await _answer(request, self._changes(request, segment, since, until or None))
 
     async def verify(self, request: Request, segment: str) -> None:
-        """Answer with events: `progress` after each file, and `result` or `problem` at the end."""
+        """Respond with events: `progress` after each file, then `result` or `problem`."""
         await self._allow(request)
         stream = await request.open(200, _EVENTS)
         try:
@@ -156,14 +157,18 @@ class TableHandlers:
 
     async def _result(self, request: Request, read: TableRead) -> dict[str, Any]:
         async with self._turn(request, self._previewing):
-            # Only now: those who wait for their turn must not hold memory for answers of others.
+            # Only now, because waiting callers must not occupy the memory that others need for
+            # responses.
             await request.reserve_answer(LIST_ROOM)
             async with aclosing(run_read(read)) as reports:
                 return dict([report async for report in reports][-1].value)
 
     @asynccontextmanager
     async def _turn(self, request: Request, lock: asyncio.Lock) -> AsyncIterator[None]:
-        """The turn of a client; one that leaves is interrupted, and does not keep others waiting."""
+        """Wait for the client's turn.
+
+        A client that leaves is interrupted, so others need not wait for it.
+        """
         if self._waiting >= _WAITING_MAX:
             raise ServerBusyError(self._waiting, "console")
         self._waiting += 1
@@ -174,7 +179,7 @@ class TableHandlers:
             self._waiting -= 1
 
     async def _allow(self, request: Request) -> None:
-        """Raise unless the caller may read every stream, without a prefix that is added to names."""
+        """Raise unless the caller may read all streams under names without an added prefix."""
         (await self._access.grant(request)).require(Right.READ, "", "")
 
     async def _manifest(self, segment: str) -> tuple[str, Manifest]:
@@ -189,7 +194,7 @@ class TableHandlers:
         return uri, manifest
 
     async def _find(self) -> Mapping[str, Manifest | StreamfoldError]:
-        """Every table by its folder, listed a few seconds ago at most."""
+        """Return every table by its folder, as listed at most a few seconds ago."""
         async with self._listing:
             if time.monotonic() - self._listed_at >= _LISTED_FOR:
                 self._listed = await self._list_all()
@@ -210,7 +215,7 @@ class TableHandlers:
 
 
 async def _answer(request: Request, work: Awaitable[dict[str, Any]]) -> None:
-    """Answer with what `work` returns, or with the reason why the files cannot be read."""
+    """Respond with the result of `work`, or with the reason why it failed."""
     try:
         value, status = await work, 200
     except (ClientHangupError, ServerBusyError, StoreClosingError):
@@ -241,7 +246,7 @@ def _summary(uri: str, manifest: Manifest | StreamfoldError) -> dict[str, Any]:
 
 
 def _chain(uri: str, manifest: Manifest) -> dict[str, Any]:
-    """A table with its artifacts; ranks let a page draw positions of any kind to scale."""
+    """Describe a table with its artifacts. Ranks let a page draw any kind of position to scale."""
     rank = order_of(manifest).rank
     return _summary(uri, manifest) | {
         "chain": [

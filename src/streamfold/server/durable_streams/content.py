@@ -41,7 +41,7 @@ from streamfold.wire.json_scan import Limits
 
 
 class ContentBody(msgspec.Struct, frozen=True, gc=False):
-    """A whole body in the pieces in which it arrived. Joining 32 MiB would block the event loop."""
+    """A whole body, in the pieces in which it arrived. Joining 32 MiB would block the event loop."""
 
     parts: list[bytes]
 
@@ -78,7 +78,7 @@ _MARK: Final = encode_append_header(CONTINUED)
 
 
 class Updates(NamedTuple):
-    """The units of a bootstrap: messages of a JSON stream, appends of any other stream."""
+    """The units of a bootstrap: messages of a JSON stream, or appends of any other stream."""
 
     bodies: list[bytes]
     #: The position after the last unit, or None without units.
@@ -86,7 +86,7 @@ class Updates(NamedTuple):
 
 
 def is_light(content: ContentBody, content_type: str) -> bool:
-    """Return whether `to_batches` takes a millisecond at most, whatever the content."""
+    """Return whether `to_batches` takes at most a millisecond, whatever the content."""
     if is_json(content_type):
         return content.size <= PLAIN_BYTES and is_plain(content.joined())
     return content.size <= COPIED_BYTES
@@ -119,7 +119,7 @@ def _cut(body: bytes) -> list[bytes]:
 def _cut_text(body: bytes) -> list[bytes]:
     """Split text into pieces, none of which begins inside a character or a CRLF.
 
-    A live read sends each piece as lines of its own, so a split character or CRLF would arrive
+    A live read sends each piece as separate lines, so a split character or CRLF would arrive
     altered.
     """
     pieces, at = [], 0
@@ -157,7 +157,7 @@ def _batch(pieces: Sequence[bytes], *, continued: bool) -> RecordBatch:
     if len(pieces) == 1:
         # A single piece is usually large. This path copies it least often.
         return RecordBatch.of([Record(pieces[0], (CONTINUED,) if continued else ())])
-    # Encoded as an S2 AppendInput, the fastest form for many records.
+    # Encoded as an S2 AppendInput, which is the fastest form for many records.
     marks = [_MARK] * (len(pieces) - 1) + [_MARK if continued else b""]
     return parse_append_input(b"".join(map(_encoded, pieces, marks))).batch
 
@@ -214,7 +214,7 @@ def updates(
 def whole_updates(
     request: Request, status: StreamStatus, batches: Sequence[ReadBatch]
 ) -> UpdateParts:
-    """Return each message or append as a part of its own."""
+    """Return each message or append as a separate part."""
     content_type = status.traits.content_type
     at_tail = bool(batches) and batches[-1].end_seq_num >= status.tail
     # Batch by batch: a hundred thousand records at once would keep the garbage collector busy.

@@ -138,7 +138,7 @@ class ContentEvents:
         return self._news() if self._reading.at_tail else ()
 
     def _news(self) -> tuple[bytes, ...]:
-        """Return the control event for a client at the tail, unless its last one was equal."""
+        """Return the control event for a client at the tail, unless it already has an equal one."""
         return () if self._told == self._position() else (self._control(),)
 
     def _position(self) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""Errors as Durable Streams clients see them, and response headers."""
+"""Maps errors to responses for Durable Streams clients."""
 
 from __future__ import annotations
 

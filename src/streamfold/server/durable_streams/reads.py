@@ -75,7 +75,7 @@ def start_of(start: ReadFrom) -> int | None:
 
 
 class BeyondTailError(StreamfoldError):
-    """A read starts beyond the tail of the stream."""
+    """Raised if a read starts beyond the stream's tail."""
 
     code = "offset_beyond_tail"
 

@@ -107,7 +107,7 @@ class DurableStreamsFace:
         return (*_list_routes(), *self._subscriptions.routes)
 
     def serves(self, raw_path: str) -> bool:
-        """Return whether a path without a route of its own may name a stream or bucket."""
+        """Return whether a path without its own route may name a stream or bucket."""
         return raw_path.startswith(ROOT) or not raw_path.startswith("/v1/")
 
     async def handle(self, request: Request) -> None:

@@ -116,7 +116,7 @@ class Buckets:
 
 
 class NothingThereError(NotFoundError):
-    """The path cannot name a bucket or a stream."""
+    """Raised if a path cannot name a bucket or a stream."""
 
     code = "not_found"
 
@@ -308,7 +308,7 @@ def _content_options(content_type: bytes) -> AppendOptions:
 
 @memoize_short
 def _content_alone(content_type: str) -> Claim:
-    """Return the claim of an append that states nothing except its content type."""
+    """Return the claim of an append that specifies only its content type."""
     return Claim(media_type(content_type))
 
 

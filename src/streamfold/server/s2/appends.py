@@ -32,13 +32,14 @@ from streamfold.wire.s2.frames import FRAME_MAX, FrameDecoder, PackedFrame, enco
 from streamfold.wire.s2.records_proto import decode_append_frame, encode_append_ack, is_light
 
 #: Unacknowledged batches of one session before reading from the client pauses. The store's
-#: admission bounds their bytes; this bounds the number of small ones.
+#: admission bounds their bytes, and this bounds the number of small ones.
 OUTSTANDING_MAX: Final = 1024
-#: Seconds in which an idle session still takes appends once the server drains: their acks advise
-#: the client to reconnect. A server that hands over refuses everybody else meanwhile.
+#: Seconds for which an idle session still accepts appends once the server drains, because their
+#: acks advise the client to reconnect. A server that is handing over rejects everyone else
+#: meanwhile.
 _ADVICE: Final = 2.0
-#: Seconds between the last ack and the frame that sends the client to another server. S2's client for
-#: Python loses an append that is submitted just when both arrive (upstream defect 27).
+#: Seconds between the last ack and the frame that sends the client to another server. S2's Python
+#: client loses an append submitted just as both arrive (upstream defect 27).
 _LAST_ACK: Final = 0.2
 #: How a session ends: None at the client's request, or an error.
 _End: TypeAlias = Exception | None
@@ -60,7 +61,7 @@ def append_request(
 
 
 def check_content(content_type: str, batch: RecordBatch) -> None:
-    """Raise if a stream of that type cannot hold the batch: JSON stays JSON on every face."""
+    """Raise if a stream of that type cannot contain the batch: JSON stays JSON on every face."""
     if is_json(content_type):
         for body in batch.bodies():
             check_message(body)
@@ -105,7 +106,7 @@ class AppendSession:
                 group.create_task(self._close_when_unauthenticated(reader)),
             )
             try:
-                # A task of its own: each ack would otherwise resume all callers, too.
+                # A separate task, because each ack would otherwise resume all callers too.
                 end = await asyncio.create_task(self._acknowledge(stream))
             except ClientHangupError as error:
                 end = error
@@ -157,7 +158,7 @@ class AppendSession:
                     await self._acknowledged.wait()
                 if not certain:
                     await self._active_grant.require()
-                # A refusal by a condition depends on the tail in memory alone.
+                # A rejection by a condition depends on the tail in memory alone.
                 self._request.check_active()
                 submission = self._newest = self._stream.submit(self._make_request(append))
                 self._outstanding += 1
@@ -185,7 +186,7 @@ class AppendSession:
         """
         await self._gate.draining.wait()
         if self._outstanding:
-            return  # its client is advised by the next ack; the deadline ends it otherwise
+            return  # the next ack advises its client; otherwise the deadline ends the session
         await asyncio.sleep(_ADVICE)
         self._end(reader, StoreClosingError())
 
@@ -201,7 +202,7 @@ class AppendSession:
         self._end(reader, await self._active_grant.lost())
 
     def _end(self, reader: asyncio.Task[None], error: StreamfoldError) -> None:
-        """End the session with an error that promises that nothing else was done."""
+        """End the session with an error that guarantees that nothing else was done."""
         if reader.cancel():
             if self._newest is not None:
                 self._newest.withdraw(error)

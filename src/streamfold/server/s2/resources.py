@@ -229,7 +229,7 @@ def _parse_basin(value: bytes | None) -> BasinName:
 
 
 class LocationEndpoints:
-    """This server's only location."""
+    """Handles requests for this server's only location."""
 
     def __init__(self, name: str) -> None:
         self.only = LocationInfo(

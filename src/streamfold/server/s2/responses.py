@@ -34,7 +34,7 @@ from streamfold.wire.s2.records_proto import (
 )
 from streamfold.wire.s2.sse import EventId
 
-#: Milliseconds until a client that was turned away by a drain may find the next server.
+#: Milliseconds after which a client rejected by a drain may find the next server.
 DRAINED_RETRY_MS = b"500"
 #: Pause before other rejected requests may be retried: in milliseconds, and in seconds for clients
 #: that only know HTTP.
@@ -54,7 +54,7 @@ async def write_problem(request: Request, error: Exception) -> None:
 async def end_frames(stream: ResponseStream, error: Exception, *, changes: bool = False) -> None:
     """End a failed frame session.
 
-    Nothing may follow. `changes` says whether it appends or only reads.
+    Nothing may follow. `changes`: whether the session appends, rather than only reads.
     """
     failure = report_failure(error, stream.hidden_prefix, changes=changes)
     await stream.send(frames.encode_terminal(failure))
@@ -62,7 +62,7 @@ async def end_frames(stream: ResponseStream, error: Exception, *, changes: bool 
 
 
 async def end_events(stream: ResponseStream, error: Exception) -> None:
-    """End a failed session of server-sent events. It gets no [DONE]."""
+    """End a failed session of server-sent events, without [DONE]."""
     await stream.send(sse.encode_error(report_failure(error, stream.hidden_prefix)))
     await stream.close()
 

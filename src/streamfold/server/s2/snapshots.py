@@ -1,6 +1,6 @@
 """Snapshots, retention and bootstrap for S2 clients. Positions are seq_nums.
 
-These routes are Streamfold's own: S2 has none for snapshots.
+These routes are Streamfold's own: S2 has no snapshot routes.
 """
 
 from __future__ import annotations

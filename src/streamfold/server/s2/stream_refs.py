@@ -58,7 +58,7 @@ def parse_stream_request(request: Request, segment: str, grant: Grant) -> Stream
 
 @contextmanager
 def asking_for_key(stream_request: StreamRequest) -> Iterator[None]:
-    """Turn KeyRequiredError in the block into an error that names the key header."""
+    """Translate KeyRequiredError in the block into an error that names the key header."""
     try:
         yield
     except KeyRequiredError as error:

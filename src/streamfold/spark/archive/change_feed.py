@@ -37,7 +37,7 @@ _IMAGES = ("before", "after")
 
 @dataclass(frozen=True, slots=True)
 class FeedPart:
-    """One diff file. `truncates` overrides whether it yields a TRUNCATE; None follows the file."""
+    """One diff file. `truncates` overrides whether it yields a TRUNCATE. None follows the file."""
 
     diff: ChosenFiles
     part: Part

@@ -58,7 +58,7 @@ class Condition:
 
     @property
     def values(self) -> tuple[Any, ...] | None:
-        """The only values that pass; None if the test does not list values."""
+        """The only values that pass, or None if the test does not list values."""
         if self.test == "in":
             return tuple(self.value)
         return (self.value,) if self.test == "=" else None

@@ -1,7 +1,7 @@
-"""The options of `format("streamfold-archive")`: this module alone names, reads and checks them.
+"""Names, reads and checks the options of `format("streamfold-archive")`.
 
-Options that Delta has too keep Delta's names. Unknown names are rejected, because a misspelt option
-would silently do nothing.
+Options that Delta also has keep Delta's names. Unknown names are rejected, because a misspelt
+option would silently do nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStorage:
-    """An archive's location and credentials. Pickled with tasks; its repr omits secrets."""
+    """An archive's location and credentials. Pickled with tasks. Its repr omits secrets."""
 
     uri: str
-    #: Keyword arguments of `open_blob_store`.
+    #: Keyword arguments for `open_blob_store`.
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: A credentials profile; empty to use the storage's own environment variables.
+    #: A credentials profile. Empty to use the storage's own environment variables.
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Cache folder on every machine that reads.
     cache: str | None = None
@@ -47,15 +47,15 @@ class Moment:
 class ArchiveOptions:
     storage: ArchiveStorage
     columns: tuple[str, ...] | None
-    #: Unparsed JSON: parsing needs the column types.
+    #: Unparsed JSON, because parsing needs the column types.
     filters: str | None
-    #: Preferred formats, best first; None for the fastest.
+    #: Preferred formats, best first. None selects the fastest.
     formats: tuple[str, ...] | None
     #: Key fields, for archives whose manifest does not name them.
     key_fields: tuple[str, ...] | None
     #: The table state to read, or where the change feed ends.
     at: Moment
-    #: Where the change feed starts, exclusive; None to read the table.
+    #: Where the change feed starts, exclusive. None to read the table.
     since: Moment | None
 
 

@@ -37,7 +37,7 @@ from streamfold.archive.schema import TableSchema, is_decimal
 from streamfold.spark.archive.filters import Condition
 from streamfold.wording import noun
 
-#: Maximum keys to hash individually: with more, most buckets match anyway.
+#: Maximum keys to hash individually. With more, most buckets match anyway.
 KEYS_MAX = 1024
 #: Maximum digits of a Spark decimal.
 DECIMAL_DIGITS = 38
@@ -70,7 +70,7 @@ def wanted_buckets(
 
 
 def _wanted_keys(conditions: Sequence[Condition], schema: TableSchema) -> list[pa.Array] | None:
-    """Return all keys that pass, as one array per key field; None if they cannot be enumerated."""
+    """Return all keys that pass, as one array per key field, or None if they cannot be enumerated."""
     listed = {c.column: c.values for c in conditions if c.values is not None}
     choices = [listed.get(name) for name in schema.key_fields]
     size = 1
@@ -196,7 +196,7 @@ def _read(file: pq.ParquetFile, number: int, columns: pa.Schema) -> Iterator[pa.
 
 #: Bytes of a Parquet file per task, read as a share of its row groups: seconds of work.
 SHARE_BYTES = 128 << 20
-#: Maximum tasks per file: each one verifies the hash of the whole file.
+#: Maximum tasks per file. Each task verifies the hash of the whole file.
 SHARES_MAX = 8
 
 

@@ -1,8 +1,7 @@
 """Readers that Spark calls on the driver and in tasks, for tables and change feeds.
 
 Spark pickles a reader before it plans, so tasks know only their own partition of the plan.
-
-A task holds the net changes of one part and one batch of its base in memory.
+In memory, a task holds the net changes of one part and one batch of its base.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -108,7 +107,7 @@ def iterate(make: Callable[[], AsyncGenerator[T]]) -> Iterator[T]:
 
         try:
             while (item := runner.run(step())) is not nothing:
-                yield item  # type: ignore[misc]  # not the object that says that there is none
+                yield item  # type: ignore[misc]  # not the sentinel
         finally:
             runner.run(items.aclose())
 
@@ -136,7 +135,7 @@ class PartReader(CarriesErrors):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows that pass all conditions. Spark calls this in a task."""
         if not isinstance(partition, FilesPartition):
-            return  # Spark makes an empty partition if there is nothing to read
+            return  # Spark creates an empty partition if there is nothing to read
         try:
             for batch in iterate(lambda: self._batches(partition)):
                 rows = self._relation.rows(batch)

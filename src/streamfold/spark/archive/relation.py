@@ -1,8 +1,8 @@
 """A fully resolved read of an archive: its location, positions, columns and Spark types.
 
-Created when a DataFrame is loaded, and pickled with it. The DataFrame's first query plans that
-position from the manifest of that moment. Spark reuses the plan for later queries, so they all see
-the same rows.
+It is created when a DataFrame is loaded, and pickled with it. The DataFrame's first query plans
+that position from the manifest at that time. Spark reuses the plan for later queries, so they all
+see the same rows.
 
 A type that Spark lacks becomes the nearest type that holds all its values. Unsigned integers become
 the next wider type, and 64-bit ones a decimal. Nanosecond timestamps and times of day become a
@@ -152,7 +152,7 @@ class ArchiveRelation:
     table: TableSchema
     #: Columns of the rows, or of the change feed's images.
     columns: tuple[str, ...]
-    #: Where the read ends; for a streaming query, the head when it was loaded.
+    #: Where the read ends. For a streaming query, the head when it was loaded.
     position: str
     since: Moment | None
     spark_schema: StructType

@@ -100,7 +100,7 @@ class FeedStreamReader(FeedPartReader, DataSourceStreamReader, SupportsTriggerAv
         self._last_head = _offset(archive, archive.head)
         end = self._target or self._last_head
         rank = archive.order.rank
-        # A copy of the archive elsewhere may lag behind the copy read before.
+        # A copy of the archive elsewhere may lag behind the copy read earlier.
         return end if rank(str(end["position"])) > rank(str(start["position"])) else start
 
     async def _planned(self, start: FeedOffset, end: FeedOffset) -> list[InputPartition]:
@@ -117,12 +117,12 @@ class FeedStreamReader(FeedPartReader, DataSourceStreamReader, SupportsTriggerAv
     async def _open(self, start: FeedOffset) -> Archive:
         """Open the archive that the query has read so far.
 
-        Raises ConflictError if another archive took its place.
+        Raises ConflictError if another archive has taken its place.
         """
         return await replace(self._relation, archive_id=start["archive"]).open()
 
     def _check_columns(self, archive: Archive, plan: ChangesPlan) -> None:
-        """Reject diffs with a newer schema than the query's, whose new columns would be lost."""
+        """Reject diffs with a newer schema than the query's, which would lose their new columns."""
         relation, rank = self._relation, archive.order.rank
         for diff in plan.diffs:
             newer = rank(diff.to_position) > rank(relation.position)

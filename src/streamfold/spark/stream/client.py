@@ -25,11 +25,11 @@ from streamfold.wording import reason_of
 _PLACEHOLDER = "{basin}"
 #: Seconds to connect and to wait for the next bytes: above the 15 s heartbeat interval.
 IO_TIMEOUT = 20.0
-#: Minimum seconds to wait for the answer to a short request: servers pause for less.
+#: Minimum seconds to wait for the response to a short request. Servers' pauses are shorter.
 _ANSWER_TIMEOUT_MIN = 3.0
 #: Seconds before the second attempt, and the maximum between later attempts.
 _WAIT_MIN, _WAIT_MAX = 0.05, 2.0
-#: Statuses of transient failures. A 409 is transient only with this code.
+#: Statuses of transient failures. 409 is transient only with this code.
 _PASSING, _PASSING_CONFLICT = frozenset({408, 429, 500, 502, 503, 504}), "transaction_conflict"
 _BY_STATUS: dict[int, type[StreamfoldError]] = {
     401: errors.UnauthenticatedError,
@@ -139,7 +139,7 @@ class ServerConnection:
     """Sends requests to one endpoint, one at a time. Close it or use it as a context manager."""
 
     def __init__(self, endpoint: Endpoint, io_timeout: float = IO_TIMEOUT) -> None:
-        """`io_timeout`: seconds to connect and to wait for the next bytes."""
+        """`io_timeout`: seconds to connect, and to wait for the next bytes."""
         self.endpoint = endpoint
         #: Whether the server lacks `POST /v1/tails`, as other S2 implementations do.
         self.lacks_tails = False
@@ -214,10 +214,10 @@ def read_body(response: httpx.Response) -> bytes:
 
 
 def answer_timeout(endpoint: Endpoint) -> float:
-    """Return the seconds to wait for the answer to a short request.
+    """Return the seconds to wait for the response to a short request.
 
-    At most the retry timeout (but at least 3 s), so that a server that drops packets is reported as
-    soon as one that refuses connections.
+    At most the retry timeout, but at least 3 s, so a server that drops packets is reported as soon
+    as one that refuses connections.
     """
     return min(IO_TIMEOUT, max(_ANSWER_TIMEOUT_MIN, endpoint.retry_timeout))
 
@@ -281,7 +281,7 @@ class StreamCalls:
 
         Asks for up to 1,000 streams per request. If the server lacks this request, asks for each
         stream separately for the rest of the connection. Raises only errors that concern all
-        streams. A stream with a `RetryLaterError` is worth another call, because its own failure
+        streams. A stream with a `RetryLaterError` is worth another call, because its failure
         was not retried.
         """
         tails: dict[str, int | StreamfoldError] = {}

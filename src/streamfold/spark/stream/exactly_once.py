@@ -28,7 +28,7 @@ from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch
 
 MARKER: Final = b"streamfold-txn"
-#: Metered bytes that the longest marker adds to a record, header included. It bounds ids.
+#: Metered bytes that the longest marker adds to a record, header included. This limits ids.
 MARKER_RESERVE: Final = 512
 #: Records in the first search for a marker, and the growth factor of each further search.
 _LOOK_FIRST, _LOOK_GROWTH = 1, 32

@@ -1,6 +1,6 @@
-"""The options of `format("streamfold")`: this module alone names, reads and checks them.
+"""Names, reads and checks the options of `format("streamfold")`.
 
-Options that Spark's Kafka source has too keep its names, and Kafka's words for streams and records
+Options that Spark's Kafka source also has keep its names, and Kafka's words for streams and records
 are accepted as aliases. Unknown names are rejected, because a misspelt option would silently do
 nothing.
 """
@@ -32,15 +32,15 @@ EARLIEST_NUMBER, LATEST_NUMBER = -2, -1
 
 #: Default maximum records per task: seconds of work, repeated if the task fails.
 PARTITION_RECORDS: Final = 1_000_000
-#: Records that justify a task of their own, since a task costs about as much as reading 100,000,
-#: and the default maximum of such tasks: enough for one machine.
+#: Records that justify their own task, since a task costs about as much as reading 100,000, and the
+#: default maximum of such tasks: enough for one machine.
 TASK_RECORDS: Final = 250_000
 TASKS: Final = 8
 #: Default maximum wait for `minRecordsPerTrigger`, as in Kafka.
 TRIGGER_DELAY: Final = timedelta(minutes=15)
 #: Default seconds for which a failed request is retried.
 RETRY_TIMEOUT: Final = 60.0
-#: Default maximum bytes of rows per exactly-once batch: they pass through the driver.
+#: Default maximum bytes of rows per exactly-once batch, because they pass through the driver.
 SINK_BYTES: Final = 256 << 20
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
@@ -116,7 +116,7 @@ class SourceOptions:
     min_records_per_trigger: int | None
     #: Maximum wait for `min_records_per_trigger`.
     max_trigger_delay: timedelta
-    #: None: chosen from the number of records.
+    #: None to choose by the number of records.
     min_partitions: int | None
     max_records_per_partition: int
     columns: tuple[str, ...]
@@ -133,10 +133,10 @@ class SourceOptions:
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     endpoint: Endpoint
-    #: None: the column `stream` names each row's stream.
+    #: None if the column `stream` names each row's stream.
     stream: str | None
     order_by: str | None
-    #: Identifies a batch write, so that it happens once. A streaming query has its own id.
+    #: Identifies a batch write, so that it takes effect once. A streaming query has its own id.
     txn_id: str | None
     txn_version: int
     max_batch_bytes: int
@@ -155,7 +155,7 @@ class _Options:
                 raise OptionError(
                     name, f"is not known; the options are {', '.join(sorted(options))}"
                 )
-        #: Kafka's names of the options given under them, for messages.
+        #: Kafka's names for options that were given by those names, for messages.
         self._aliases: dict[str, str] = {}
         for alias, name in kafka.items():
             if alias.lower() not in self._raw:

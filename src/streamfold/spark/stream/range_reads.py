@@ -1,7 +1,7 @@
 """Reads a range of a stream in a task: every record once and in order, or a specific error.
 
 A read session avoids a round trip per batch and is about twice as fast as pages. Pages work on
-every endpoint, so they serve endpoints without sessions over HTTP/1.1.
+every endpoint, and serve those without sessions over HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class _Frames:
         return True
 
     def _receive_unusual(self, length: int) -> bool:
-        """Receive a compressed frame, or the final frame, which tells why the session ends."""
+        """Receive a compressed frame, or the final frame, which says why the session ends."""
         body = memoryview(bytearray(max(0, min(length, FRAME_MAX) - 1)))
         self._receive_whole(body)
         decoder = FrameDecoder()
@@ -168,7 +168,7 @@ class _Frames:
             raise TransientError("the session ended within a frame")
 
     def _receive(self, room: memoryview) -> int:
-        """Fill `room` and return the bytes received: fewer only at the end of the session."""
+        """Fill `room` and return the number of bytes received. Fewer only at the end of the session."""
         filled = 0
         while filled < len(room) and (self._rest or self._await_bytes()):
             piece = self._rest[: len(room) - filled]

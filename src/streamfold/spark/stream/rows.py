@@ -89,7 +89,7 @@ def _seq_num(stream: str, columns: Columns) -> Any:
 
 
 def _timestamp(stream: str, columns: Columns) -> Any:
-    """Return exact timestamps. Those that Spark cannot represent become null."""
+    """Return exact timestamps, or null for those that Spark cannot represent."""
     reachable = columns.timestamps <= np.uint64(TIMESTAMP_MAX)
     micros = columns.timestamps.astype(np.int64) * np.int64(1000)
     mask = None if reachable.all() else ~reachable

@@ -40,7 +40,7 @@ class StagedRows(WriterCommitMessage):
     """One task's rows on the way to the driver."""
 
     def __init__(self, rows: bytes, query: str | None) -> None:
-        #: An Arrow stream, compressed; see `rows`.
+        #: A compressed Arrow stream: see `rows`.
         self.rows = rows
         self.query = query
 

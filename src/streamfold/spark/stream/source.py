@@ -103,7 +103,7 @@ class StreamfoldSource(CarriesErrors, DataSource):
 
 
 def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """Return the options. Raises InvalidError if `schema`, perhaps the user's, is not the rows'."""
+    """Return the options. Raises InvalidError if `schema`, perhaps the user's, does not fit."""
     own = spark_schema(options.columns)
     if schema != own:
         raise InvalidError(
@@ -130,7 +130,7 @@ class _RangeReader(CarriesErrors):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield one partition's records in Arrow batches of a few megabytes. Runs in a task."""
         if not isinstance(partition, RangePartition):
-            return  # Spark makes an empty partition if there is nothing to read
+            return  # Spark creates an empty partition if there is nothing to read
         part, columns = partition.part, self._options.columns
         _freeze_modules()
         schema = arrow_schema(columns)
@@ -229,7 +229,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return end
 
     def _awaits_more(self, start: Offset, end: Offset) -> bool:
-        """Return whether to wait: too few records are pending and the last batch is recent."""
+        """Return whether to wait because too few records are pending and the last batch is recent."""
         options, now = self._options, time.monotonic()
         least, delay = options.min_records_per_trigger, options.max_trigger_delay.total_seconds()
         records = sum(map(len, backlog(start, end)))

@@ -1,4 +1,4 @@
-"""Backups of a running store, and stores made from them."""
+"""Backs up a running store, and restores stores from backups."""
 
 from streamfold.store.backup.backup import BackupReport, back_up
 from streamfold.store.backup.backup_manifest import BackupManifest, list_backups

@@ -65,27 +65,27 @@ from streamfold.store.supervisor import FORMAT_VERSION
 
 logger = logging.getLogger(__name__)
 
-#: Below this are the blobs that make a folder or prefix a store.
+#: Below this prefix are the blobs that make a folder or prefix a store.
 _STORE: Final = "db/manifest/"
-#: Attempts to copy a state whose files do not vanish meanwhile.
+#: Attempts to copy a state before any of its files vanishes.
 _ATTEMPTS: Final = 10
-#: Files that are copied at the same time, and bytes of each in memory.
+#: Files copied concurrently, and bytes of each held in memory.
 _COPIES: Final = 4
 PIECE: Final = 4 << 20
-#: Bytes from which a thread computes their hash.
+#: Bytes from which a piece is hashed in a thread.
 _THREAD_FROM: Final = 64 << 10
-#: Seconds between two notes of what an unfinished backup has copied.
+#: Seconds between records of what an unfinished backup has copied.
 _NOTE_INTERVAL: Final = 5.0
 
-#: Called with the bytes that are done, and with those to do as far as they are known.
+#: Called with the bytes copied so far, and the total bytes if known.
 Progress = Callable[[int, int], None]
 
 
 class BackupReport(NamedTuple):
-    """What a backup did."""
+    """The outcome of a backup."""
 
     manifest: BackupManifest
-    #: Files that were copied by this backup; others were in the target already.
+    #: Files that this backup copied. The others were already in the target.
     copied_files: int
     copied_bytes: int
     #: Ids of backups that were deleted.
@@ -104,9 +104,9 @@ async def back_up(
     progress: Progress = lambda done, total: None,
     environment: Mapping[str, str] = os.environ,
 ) -> BackupReport:
-    """Back up the store at `store` to `target`, URLs or folders; the store may be in use.
+    """Back up the store at `store` to `target`, each a URL or a folder. The store may be in use.
 
-    With `keep`, delete all but that many of the newest backups in the target afterwards.
+    With `keep`, afterwards delete all but the newest `keep` backups in the target.
     """
     url, target_url = store_url(store), store_url(target)
     check_is_store(url)
@@ -145,7 +145,7 @@ async def _check_no_store(target: BlobStore, url: str) -> None:
 
 
 async def _store_format(location: Location) -> int:
-    """The format of the store; raises if this version cannot read it."""
+    """Return the store's format. Raises FormatUnsupportedError if this version cannot read it."""
     engine = await ReaderEngine.open_reader(location)
     try:
         value = await engine.get(keys.FORMAT)
@@ -162,7 +162,7 @@ async def _store_format(location: Location) -> int:
 
 @dataclass
 class _BackupRun:
-    """One backup on its way."""
+    """A backup in progress."""
 
     store: str
     store_format: int
@@ -174,7 +174,7 @@ class _BackupRun:
     def __post_init__(self) -> None:
         self._began_at = time.time_ns() // 1_000_000
         self._id = backup_manifest.new_id(self._began_at)
-        #: Objects of the target by the name, size and stamp of the file that they have.
+        #: Objects in the target, keyed by their file's name, size and stamp.
         self._objects: dict[tuple[str, int, str], BackedUpFile] = {}
         self.copied_files = 0
         self.copied_bytes = 0
@@ -231,7 +231,7 @@ class _BackupRun:
         )
 
     async def _copy_all(self, files: Iterable[StoreFile]) -> list[BackedUpFile]:
-        """Copy those of `files` that the target does not have; in the order of their names."""
+        """Copy the files that the target does not have yet. Returns all entries, sorted by name."""
         entries: list[BackedUpFile] = []
         pending = iter(files)
 
@@ -251,7 +251,7 @@ class _BackupRun:
         return sorted(entries, key=lambda entry: entry.name)
 
     async def _entry(self, file: StoreFile) -> BackedUpFile | None:
-        """The object with the bytes of `file`; None if the store did without it."""
+        """Copy `file` unless the target has it. Returns None if an optional file has vanished."""
         entry = self._objects.get((file.name, file.size, file.stamp))
         if entry is not None:
             self._advance(file.size)
@@ -285,7 +285,7 @@ class _BackupRun:
         self.progress(self._done, self._total)
 
     async def _note(self) -> None:
-        """Write down now and then which objects an interrupted backup leaves to the next one."""
+        """Every few seconds, record the copied objects so that the next backup can reuse them."""
         if time.monotonic() - self._noted_at < _NOTE_INTERVAL or not self._copied:
             return
         self._noted_at = time.monotonic()
@@ -303,7 +303,7 @@ class _BackupRun:
 
 
 class HashedPieces:
-    """Yields pieces, counts them, and computes their SHA-256."""
+    """Counts pieces and computes their SHA-256 while passing them on."""
 
     def __init__(self, pieces: AsyncIterator[bytes], advance: Callable[[int], None]) -> None:
         self._pieces = pieces
@@ -326,7 +326,7 @@ class HashedPieces:
 
 
 def first_leaf(errors: BaseExceptionGroup[StreamfoldError]) -> BaseException:
-    """The first error of a group, whose context tells nothing more."""
+    """Return the first leaf error of a group. The group itself adds no information."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -334,7 +334,7 @@ def first_leaf(errors: BaseExceptionGroup[StreamfoldError]) -> BaseException:
 
 
 async def _usable_objects(target: BlobStore) -> dict[tuple[str, int, str], BackedUpFile]:
-    """The objects that the target still has in full, of the newest backup and of interrupted ones."""
+    """Return the intact objects of the newest backup and of all interrupted backups."""
     sizes = {meta.key: meta.size async for meta in target.list(OBJECTS)}
     finished = await backup_manifest.ids_below(target, FINISHED)
     unfinished = await backup_manifest.ids_below(target, UNFINISHED)

@@ -1,7 +1,7 @@
 """The layout of a backup target, which holds any number of backups of one store.
 
     backups/{id}.json            a finished backup: every file of the store, and the object that has it
-    unfinished/{id}.json         the same of a backup that is running, or was interrupted
+    unfinished/{id}.json         the same for a backup that is running or was interrupted
     objects/{id}/{file}          the files that this backup was the first to copy
 
 An id is the time at which the backup began, so ids sort by age. Objects never change. A later backup
@@ -30,21 +30,21 @@ from streamfold.errors import (
 from streamfold.store.backup import backup_manifest
 
 FINISHED, UNFINISHED, OBJECTS = "backups/", "unfinished/", "objects/"
-#: What this version writes, and the newest that it reads.
+#: The format that this version writes, and the newest that it reads.
 BACKUP_FORMAT: Final = 1
 _SUFFIX: Final = ".json"
 
 
 class BackedUpFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file of the store, and the object that has its bytes."""
+    """A file of the store, and the object that holds its bytes."""
 
-    #: Below the location of the store: db/…, chunks/…, snapshots/….
+    #: The name below the store's location: db/…, chunks/…, snapshots/….
     name: str
-    #: Key of the object in the target.
+    #: The object's key in the target.
     object: str
     size: int
     sha256: str
-    #: Changes whenever storage has another file of this name: an etag.
+    #: An etag, which changes whenever storage has a different file with this name.
     stamp: str
 
 
@@ -53,22 +53,22 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = BACKUP_FORMAT
     id: str
-    #: Milliseconds since the Unix epoch. Every record acknowledged before is in the backup.
+    #: Milliseconds since the Unix epoch. The backup has every record acknowledged before this time.
     began_at: int
-    #: Where the store was.
+    #: The store's location when it was backed up.
     store: str
-    #: What `FormatRow` says.
+    #: The version from the store's `FormatRow`.
     store_format: int
-    #: The number of SlateDB's manifest, and the opening that wrote the store then.
+    #: The number of SlateDB's manifest, and the epoch of the writer at that time.
     slatedb_manifest: int
     writer_epoch: int
-    #: The last log file; 0 if there was none.
+    #: The number of the last log file; 0 if there was none.
     last_log_file: int
     files: list[BackedUpFile]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -82,7 +82,7 @@ _format_decoder = msgspec.json.Decoder(_Format)
 
 
 def new_id(began_at: int) -> str:
-    """An id for a backup that begins at this time (ms since the Unix epoch)."""
+    """Return an id for a backup that began at `began_at` (ms since the Unix epoch)."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began_at / 1000))
     return f"{moment}-{uuid.uuid4().hex[:8]}"
 
@@ -92,7 +92,7 @@ def encode(manifest: BackupManifest) -> bytes:
 
 
 def decode(content: bytes, key: str) -> BackupManifest:
-    """The manifest in `content`; an error that names `key` if it cannot be read."""
+    """Decode a manifest. Raises DataCorruptError, naming `key`, if it cannot be read."""
     try:
         version = _format_decoder.decode(content).format
         if version > BACKUP_FORMAT:
@@ -108,7 +108,7 @@ def decode(content: bytes, key: str) -> BackupManifest:
 
 
 async def ids_below(target: BlobStore, folder: str) -> list[str]:
-    """The ids of the backups in `folder`, oldest first."""
+    """Return the ids of the backups in `folder`, oldest first."""
     keys = [meta.key async for meta in target.list(folder)]
     return [key[len(folder) : -len(_SUFFIX)] for key in keys if key.endswith(_SUFFIX)]
 
@@ -129,22 +129,23 @@ async def read_backup(target: BlobStore, backup_id: str, folder: str = FINISHED)
 
 
 async def list_backups(target: BlobStore) -> Sequence[BackupManifest]:
-    """Every finished backup, oldest first."""
+    """Return all finished backups, oldest first."""
     return [await read_backup(target, each) for each in await ids_below(target, FINISHED)]
 
 
 logger = logging.getLogger(__name__)
 
-#: Milliseconds after which an unfinished backup counts as interrupted: another one notes its progress
-#: every few seconds.
+#: Milliseconds after which an unfinished backup counts as interrupted: a running one records its
+#: progress every few seconds.
 _INTERRUPTED_AFTER: Final = 3_600_000
 
 
 async def prune(target: BlobStore, keep: int) -> tuple[str, ...]:
-    """Delete all but the `keep` newest backups; return the ids of those deleted.
+    """Delete all but the `keep` newest backups. Returns the ids of those deleted.
 
-    Manifests go first: an interruption leaves objects that nothing names, and the next call deletes
-    them. Nothing is deleted while a manifest cannot be read, because that may need any object.
+    Manifests are deleted first. An interruption leaves objects that no manifest names, and the next
+    call deletes those. If a manifest that must stay cannot be read, nothing is deleted, because it
+    may need any object.
     """
     finished = await backup_manifest.ids_below(target, FINISHED)
     deleted, newest_ids = finished[:-keep], finished[-keep:]
@@ -172,7 +173,7 @@ async def prune(target: BlobStore, keep: int) -> tuple[str, ...]:
 
 
 async def _others_running(target: BlobStore) -> bool:
-    """Whether another backup may be about to use objects of former ones."""
+    """Return whether another backup may be running, and about to reuse objects of earlier ones."""
     now = time.time() * 1000
     async for meta in target.list(UNFINISHED):
         if now - meta.last_modified.timestamp() * 1000 < _INTERRUPTED_AFTER:

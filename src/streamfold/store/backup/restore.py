@@ -1,12 +1,13 @@
 """Makes a store from a backup.
 
-The new store has the files of the backup and nothing of the original: SlateDB's manifest names tables
-below its own folder, so the two never write, fence or delete each other's files. The checkpoints that
-the manifest inherits (restore points, readers, the backup's own freeze) belong to the original, and
-the manifests that they pin are not in the backup: they are removed.
+The new store consists of the backup's files and shares nothing with the original. SlateDB's
+manifest names tables below its own folder, so the two stores never write, fence or delete each
+other's files. The manifest inherits checkpoints (restore points, readers, the backup's own freeze)
+that belong to the original and pin manifests that are not in the backup, so the restore removes
+them.
 
-A file in the database's folder says that the restore is not finished, until everything is durable:
-nobody can open half of a store, or take it for an empty one.
+Until everything is durable, a file in the database's folder marks the restore as unfinished, so
+nobody can open half a store or mistake it for an empty one.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ from streamfold.store.engine.slatedb import open_admin
 from streamfold.store.engine.slatedb_rows import translated
 from streamfold.store.engine.wal_files import MARKER, RestorePoint
 
-#: Files that are copied at the same time.
+#: Files copied concurrently.
 _COPIES: Final = 4
-#: What file systems create in an empty one.
+#: Names that a new file system contains.
 _IGNORED: Final = ("lost+found",)
 
 
 class RestoreReport(NamedTuple):
-    """What a restore did."""
+    """The outcome of a restore."""
 
     manifest: BackupManifest
-    #: Where the store is now.
+    #: The location of the restored store.
     store: str
 
 
@@ -68,10 +69,10 @@ async def restore_backup(
     progress: Progress = lambda done, total: None,
     environment: Mapping[str, str] = os.environ,
 ) -> RestoreReport:
-    """Write the newest backup in `backup`, or that with the id `at`, as a store at `target`.
+    """Restore the newest backup in `backup`, or the one with the id `at`, to a store at `target`.
 
-    InvalidError, before anything is written, if the target is not empty. Every byte is compared with
-    the checksum of the backup.
+    Raises InvalidError before writing anything if the target is not empty. Checks every byte
+    against the backup's checksums.
     """
     source = await open_backups(backup)
     manifest = await _choose(source, backup, at)
@@ -98,7 +99,7 @@ async def restore_backup(
 
 
 async def open_backups(backup: str) -> BlobStore:
-    """The target of backups at `backup`; NotFoundError if there is no such folder."""
+    """Open the backups at `backup`. Raises NotFoundError if the folder does not exist."""
     folder = folder_of(store_url(backup))
     if folder is not None and not folder.is_dir():
         raise NotFoundError(f"there is no backup at {folder}: the folder does not exist")
@@ -135,7 +136,7 @@ def _not_empty(url: str) -> InvalidError:
 
 
 class _Copying(NamedTuple):
-    """Copies the objects of a backup to the files of a new store."""
+    """Copies a backup's objects to the files of a new store."""
 
     source: BlobStore
     files: StoreFiles
@@ -188,7 +189,7 @@ class _Copying(NamedTuple):
 
 
 async def _forget_checkpoints(admin: Admin) -> int:
-    """Remove the checkpoints of the original; return the number of the manifest without them."""
+    """Remove the original's checkpoints. Returns the number of the manifest without them."""
     while (manifest := await admin.read_manifest()) is not None and manifest.checkpoints:
         for checkpoint in manifest.checkpoints:
             await admin.delete_checkpoint(checkpoint.id)
@@ -198,8 +199,8 @@ async def _forget_checkpoints(admin: Admin) -> int:
 
 
 def _note_restore_point(folder: Path, number: int, manifest: BackupManifest) -> None:
-    """Make everything durable, and note the restore point that `local_disk.py` expects."""
-    with suppress(OSError):  # empty by now
+    """Make all files durable and write the restore point that `local_disk.py` expects."""
+    with suppress(OSError):  # empty at this point
         (folder / DRAFTS).rmdir()
     for path in sorted((folder / "manifest").iterdir()):
         sync_path(path)

@@ -1,4 +1,4 @@
-"""The files of a store as blobs, by their names below its location."""
+"""Accesses a store's files as blobs, by their names below its location."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamfold.store.log.chunk_files import FileName
 
 LOG: Final = "wal"
 _LOG_FILE: Final = re.compile(rf"{LOG}/([0-9]{{20}})\.sst")
-#: Parts of snapshots that are not published: they belong to requests, not to the store.
+#: Unpublished snapshot parts: they belong to requests, not to the store.
 _PARTS: Final = "parts/"
 
 
@@ -32,30 +32,30 @@ class StoreFile(NamedTuple):
 
     name: str
     size: int
-    #: Changes whenever storage has another file of this name.
+    #: Changes whenever storage has a different file with this name.
     stamp: str
-    #: Whether the store can do without it.
+    #: Whether a backup is complete without the file.
     optional: bool = False
 
 
 class LogFiles(NamedTuple):
-    """Log files without a gap."""
+    """Consecutive log files."""
 
     files: list[StoreFile]
-    #: The number of the last of them, and of the last that there is.
+    #: The number of the last of these files, and of the last file in the listing.
     last: int
     end: int
-    #: The number of a file that is missing before `end`; None if there is none.
+    #: The number of a file missing before `end`; None if none is missing.
     missing: int | None
 
 
 def store_url(text: str) -> str:
-    """A location as people give it: a URL, or the path of a folder."""
+    """Return the URL of a location given as a URL or as a folder's path."""
     return location_url(text)
 
 
 def open_target(url: str) -> BlobStore:
-    """The blobs at `url`, a URL or a folder; the folder is created for this user alone."""
+    """Open the blobs at `url`, a URL or a folder. Creates a folder for this user alone."""
     located = store_url(url)
     if (folder := folder_of(located)) is not None:
         try:
@@ -68,7 +68,7 @@ def open_target(url: str) -> BlobStore:
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder that a file:// URL names; None for other URLs."""
+    """Return the folder that a file:// URL names, or None for other URLs."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
@@ -90,15 +90,15 @@ class StoreFiles:
         }
 
     def blob(self, name: str) -> tuple[BlobStore, str]:
-        """The blob store of a file, and its key there."""
+        """Return the blob store that contains a file, and the file's key there."""
         area, _, key = name.partition("/")
         return self._areas[area], key
 
     async def log_files(self, after: int) -> LogFiles:
-        """The log files after that number.
+        """List the log files with numbers above `after`.
 
-        The end of the log grows meanwhile. A listing has every file that existed before it, so records
-        that were acknowledged before are before the first number that it lacks.
+        The log keeps growing meanwhile. A listing has every file that existed when it began, so all
+        records acknowledged by then are in files before the first number that it lacks.
         """
         files: dict[int, StoreFile] = {}
         async for meta in self.database.list(f"{LOG}/"):
@@ -115,7 +115,7 @@ class StoreFiles:
         )
 
     async def _has_log_file(self, number: int) -> bool:
-        """Whether a log file is there that a listing did not have: it came meanwhile."""
+        """Return whether a log file exists that was written while a listing was made."""
         try:
             await self.database.head(f"{LOG}/{number:020d}.sst")
         except BlobNotFoundError:
@@ -123,7 +123,7 @@ class StoreFiles:
         return True
 
     async def tables(self, manifest: SlateManifest) -> list[StoreFile]:
-        """The tables that `manifest` names; DataCorruptError if one is missing."""
+        """List the tables that `manifest` names. Raises DataCorruptError if one is missing."""
         needed = manifest.files
         files = [
             _file(DATABASE, meta)
@@ -141,7 +141,7 @@ class StoreFiles:
         return _file(DATABASE, await self.database.head(f"manifest/{number:020d}.manifest"))
 
     async def chunk_files(self, epoch: int) -> AsyncIterator[StoreFile]:
-        """The chunk files that writers up to `epoch` wrote."""
+        """Yield the chunk files of all writers up to `epoch`."""
         async for meta in self._areas[CHUNKS].list():
             name = FileName.parse(meta.key)
             if name is not None and name.epoch <= epoch:
@@ -158,10 +158,10 @@ def _file(area: str, meta: BlobMeta, *, optional: bool = False) -> StoreFile:
 
 
 def check_is_store(url: str) -> None:
-    """Raise unless there may be a store at `url`: opening a local one would create its folders."""
+    """Raise if there is certainly no store at `url`, because opening a local one would create it."""
     parts = urlsplit(url)
     if parts.scheme == "s3" and parts.netloc:
-        return  # whoever opens it finds out
+        return  # opening the store checks this
     folder = folder_of(url)
     if folder is None:
         raise InvalidError(

@@ -1,1 +1,1 @@
-"""What exists: basins, streams, forks, snapshots, access tokens and documents."""
+"""The catalog: basins, streams, forks, snapshots, access tokens and documents."""

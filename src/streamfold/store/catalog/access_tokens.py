@@ -80,7 +80,7 @@ class AccessTokens:
         return grant
 
     async def grant_of(self, token_id: str) -> Grant:
-        """Return the current rights of the token; NO_RIGHTS if it is unknown or expired."""
+        """Return the current rights of the token, or NO_RIGHTS if it is unknown or expired."""
         row = await self._row(token_id)
         expired = row is None or row.token.expired(self._now())
         return NO_RIGHTS if row is None or expired else Grant.of(row.token)

@@ -1,4 +1,4 @@
-"""The account: access tokens and usage, which belong to no basin."""
+"""Access tokens and usage, which belong to the account rather than to a basin."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Account:
         return await mounted.tokens.authenticate(secret)
 
     async def grant_of(self, token_id: str) -> Grant:
-        """Return the current rights of the token; NO_RIGHTS if it is unknown or expired."""
+        """Return the current rights of the token, or NO_RIGHTS if it is unknown or expired."""
         return await (await self._supervisor.mounted()).tokens.grant_of(token_id)
 
     async def issue_access_token(
@@ -82,7 +82,7 @@ class Account:
     async def account_metrics(
         self, metric_set: str, start: int | None, end: int | None, interval: Interval | None = None
     ) -> tuple[Metric, ...]:
-        """Usage of the whole account from `start` to `end`, in Unix seconds."""
+        """Return the usage of the whole account from `start` to `end`, in Unix seconds."""
         chosen = _choose(AccountMetrics, metric_set)
         bills = chosen is AccountMetrics.ESTIMATED_BILLABLE_USAGE
         if bills and interval is Interval.MINUTE:

@@ -60,12 +60,15 @@ class NamedLocks:
         self._locks: dict[tuple[str, ...], _NamedLock] = {}
 
     def hold(self, *name: str) -> _Hold:
-        """Return a context that holds the lock of `name` exclusively."""
+        """Return a context manager that holds the lock of `name` exclusively."""
         return _Hold(self._locks, name)
 
 
 class _Hold:
-    """One use of a lock. A class, because a generator-based context takes three times as long."""
+    """One use of a lock.
+
+    A class, because a generator-based context manager takes three times as long.
+    """
 
     __slots__ = ("_locks", "_name")
 
@@ -292,16 +295,16 @@ class Catalog:
     async def lease_to_append(
         self, ref: StreamRef, create_with: StreamConfigLayer | None, first: FirstAppend
     ) -> LogLease:
-        """The same; a stream that this creates is in one commit with what `first` appends.
+        """Like `lease`, but a stream that this creates is in one commit with what `first` appends.
 
-        The caller must not be cancelled: this would release the name's lock too early.
+        The caller must not be cancelled: that would release the name's lock too early.
         """
         if create_with is not None and await self._is_to_create(ref, on_append=True):
             return await self._open_stream(ref, create_with, first)
         return await self._lease_existing(ref)
 
     async def _is_to_create(self, ref: StreamRef, *, on_append: bool) -> bool:
-        """Whether there is no stream, or a deleted one, and its basin is configured to create it."""
+        """Return whether the stream is missing or deleted and its basin is configured to create it."""
         log = self.mount.log_in_memory(ref)
         if log is not None and not log.deleting:
             return False
@@ -340,10 +343,12 @@ class Catalog:
     async def delete_stream(
         self, ref: StreamRef, *, when: Callable[[StreamLog], bool] = lambda log: True
     ) -> bool:
-        """Stop the stream now. Upkeep removes its records, then frees the name.
+        """Mark the stream as deleted, and stop it now.
 
-        `when` is checked in the same step: by then the name may belong to another stream, or the
-        stream may have records. Returns whether this call deleted the stream.
+        Upkeep removes its records, then frees the name.
+
+        `when` is checked in the same step, because by then the name may belong to another stream,
+        or the stream may have records. Returns whether this call deleted the stream.
         """
         async with self.locks.hold(*ref):
             with await self.mount.lease(ref) as log:
@@ -359,24 +364,24 @@ class Catalog:
                 return True
 
     async def deletion(self, ref: StreamRef) -> None:
-        """Wait until a running deletion of the stream or its basin is durable.
+        """Wait until a deletion of the stream or its basin, if one is running, is durable.
 
-        Raises if it failed, as `deletion_of_basin` does.
+        Raises if the deletion failed, as `deletion_of_basin` does.
         """
         await self.deletion_of_basin(ref.basin)
         async with self.locks.hold(*ref):
             self.mount.committer.check_running()
 
     async def deletion_of_basin(self, name: str) -> None:
-        """Return once a running deletion of the basin is durable, because a refusal may depend on it.
+        """Wait until a running deletion of the basin is durable: a rejection may depend on it.
 
-        Raises that the store recovers if the deletion failed: the basin may still be there.
+        If the deletion failed, raises the error of a recovering store: the basin may still exist.
         """
         async with self.locks.hold(name):
             self.mount.committer.check_running()
 
     async def _row_in_use(self, ref: StreamRef) -> StreamRow | None:
-        """Return the row of the stream with this name; None if the name is free.
+        """Return the row of the stream with this name, or None if the name is free.
 
         The name of a deleted stream is free at once, unless forks still need the stream.
         """

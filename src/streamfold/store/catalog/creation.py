@@ -42,7 +42,7 @@ from streamfold.store.rows import BasinRow, CleanupRow, ForkRow, StateRow, Strea
 
 
 class ForkPoint(NamedTuple):
-    """What a fork inherits from its source, and the part of a record that it starts with."""
+    """The point at which a fork leaves its source, and the part of a record that it starts with."""
 
     #: The position after the last inherited record.
     end: StreamPosition
@@ -90,7 +90,7 @@ async def _append_at(
     *,
     in_records: bool,
 ) -> AsyncIterator[SequencedRecord]:
-    """Yield the records of the append that starts at `seq_num`; for a fork, only its part of it."""
+    """Yield the records of the append that starts at `seq_num`, or a fork's part of it."""
     if seq_num is None:
         return
     cursor = Cursor(mount, source, seq_num, Allowance(None, None, None), key)

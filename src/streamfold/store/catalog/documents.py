@@ -27,7 +27,7 @@ class DocumentChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Documents that are replaced as a whole; a change is durable when the call returns."""
+    """Stores documents, each replaced as a whole. A change is durable when its call returns."""
 
     supervisor: Supervisor
 

@@ -1,4 +1,4 @@
-"""Pages of basins, streams, access tokens and producers, in byte order, and of forks."""
+"""Lists basins, streams, access tokens and producers in byte order, and forks, page by page."""
 
 from __future__ import annotations
 

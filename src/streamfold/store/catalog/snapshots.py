@@ -229,7 +229,7 @@ class StreamSnapshots:
         return newest
 
     async def _trim_again(self, log: StreamLog, new: Publication) -> None:
-        """Trim what `new`, which was published before, covers: it may ask for that only now."""
+        """Trim what `new`, already published, covers: only this request may ask for the trim."""
         if self._trims(log, new):
             log.trim(new.seq_num)
             await self.mount.committer.write_with(log)
@@ -311,7 +311,7 @@ class StreamSnapshots:
     async def _prune_published(self, log: StreamLog) -> None:
         """Prune after a commit.
 
-        A failure must not tell the client that its snapshot was rejected.
+        Errors are not raised, because the client would take its snapshot for rejected.
         """
         try:
             await self.prune(log)

@@ -89,7 +89,7 @@ class PartsBusyError(RetryLaterError):
 
 
 class StagedParts:
-    """The parts of all streams."""
+    """The staged parts of all streams."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class StagedParts:
         self._bytes_max = bytes_max
         self._space = space
         self._now = now
-        #: Parts being received, by stream, and their bytes as far as known.
+        #: Number of parts being received, by stream, and their bytes as far as known.
         self._arriving: Counter[int] = Counter()
         self._arriving_bytes: Counter[int] = Counter()
         #: Streams whose parts are being published or discarded.
@@ -120,8 +120,8 @@ class StagedParts:
         Raises StagedPartsFullError before reading any of its bytes.
         """
         with self._counted(stream_id, PART_BYTES_MAX if size is None else size):
-            # Counted before the list is made: a part that arrives completely meanwhile is in one of
-            # them.
+            # Counted before listing: a part that arrives completely meanwhile is then counted
+            # either way.
             count, total = self._arriving[stream_id], self._arriving_bytes[stream_id]
             for part in await self.list(stream_id):
                 count += 1

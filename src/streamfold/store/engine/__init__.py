@@ -1,1 +1,1 @@
-"""The key-value engine below the store: the seam, SlateDB behind it, and where its files live."""
+"""The key-value engine below the store: its interface, SlateDB, and storage locations."""

@@ -58,9 +58,10 @@ def is_disk_full(error: Exception) -> bool:
 
 
 class DiskSpace:
-    """Tracks whether the disk of `folder` has room for more records. None means unlimited room.
+    """Tracks whether the disk of `folder` has room for more records.
 
-    Without a `reserve`, keeps `by_default` bytes free, or a quarter of the disk if that is less.
+    A `folder` of None means unlimited room. Without a `reserve`, keeps `by_default` bytes free, or
+    a quarter of the disk if that is less.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class DiskSpace:
 
     @property
     def bounded(self) -> bool:
-        """Whether storage can be full."""
+        """Whether storage can become full."""
         return self._folder is not None
 
     @property
@@ -98,7 +99,7 @@ class DiskSpace:
 
     @property
     def room(self) -> float:
-        """Bytes that may be written without touching the reserve; infinite if storage is."""
+        """Bytes that may be written without touching the reserve; infinite if storage is unlimited."""
         if not self.bounded:
             return float("inf")
         return 0 if self.full else max(0, self.free - self.reserve - self.claimed)
@@ -174,7 +175,7 @@ class SpaceClaim:
 
         The first call claims all declared bytes: a client that sends nothing claims nothing.
         """
-        if self._gathered >= WRITE_BUFFER:  # the blob store wrote them before it asked for more
+        if self._gathered >= WRITE_BUFFER:  # the blob store wrote them before asking for more
             self._written += self._gathered
             self._claim(-self._gathered)
             self._gathered = 0
@@ -207,20 +208,20 @@ _LIMITS = (
 
 
 def memory_space(reserve: int | None) -> DiskSpace:
-    """Return the room of an in-memory store. Unlimited where the system hides memory usage."""
+    """Return the free space of an in-memory store. Unlimited where the system hides memory usage."""
     folder = _PROCESS if _PROCESS.exists() else None
     return DiskSpace(folder, reserve, read_memory_usage, "memory", MEMORY_RESERVE_BYTES)
 
 
 def read_memory_usage(process: Path) -> DiskUsage:
-    """The memory that the machine, or the container, lets a process have, and what is left of it."""
+    """Return the memory that the machine or container allows this process, and how much is left."""
     total = memory_total()
     resident = os.sysconf("SC_PAGE_SIZE") * int((process / "statm").read_text().split()[1])
     return DiskUsage(total, max(0, total - resident))
 
 
 def memory_total() -> int:
-    """The memory that the machine, or the container, lets a process have; unlimited if unknown."""
+    """Return the memory that the machine or container allows this process; unlimited if unknown."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return sys.maxsize
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

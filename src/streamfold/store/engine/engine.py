@@ -90,7 +90,8 @@ class DiskUse:
     """Bytes of storage that the engine's files take."""
 
     total: int
-    #: Of these, bytes of tables that a merge has replaced but that are not deleted yet.
+    #: Bytes of tables that a merge has replaced but that are not deleted yet. Included in the
+    #: total.
     replaced: int
 
 
@@ -110,7 +111,7 @@ class Engine(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The number of this opening by a writer. It increases by one with each."""
+        """The number of this opening by a writer. Each opening increases it by one."""
         ...
 
     def prepare(self, ops: list[Op]) -> WriteBatch:

@@ -32,7 +32,7 @@ from streamfold.store.engine.slatedb_rows import translated
 logger = logging.getLogger(__name__)
 
 _NAME: Final = "streamfold-freeze"
-#: Milliseconds that a freeze outlives its process, and seconds between renewals.
+#: Milliseconds that a freeze outlasts its process, and seconds between renewals.
 _LIFETIME: Final = 600_000
 _RENEWAL: Final = 60.0
 
@@ -86,7 +86,7 @@ async def _renew(admin: Admin, checkpoint_id: str, frozen: Freeze) -> None:
         try:
             await admin.refresh_checkpoint(checkpoint_id, _LIFETIME)
             frozen.renewed()
-        except EngineError as error:  # `check` raises if this lasts
+        except EngineError as error:  # `check` raises if this continues
             logger.warning("cannot renew the freeze, trying again: %s", error)
 
 
@@ -111,7 +111,7 @@ async def is_frozen(admin: Admin) -> bool:
 
 
 async def frozen_log(admin: Admin) -> int | None:
-    """Return the last log file that no freeze needs; None without a freeze."""
+    """Return the last log file that no freeze needs, or None without a freeze."""
     newest = await admin.read_manifest()
     numbers = [] if newest is None else _frozen_manifests(newest)
     manifests = [await admin.read_manifest(number) for number in numbers]

@@ -79,7 +79,7 @@ def sync_path(path: Path) -> None:
 
 
 def current_boot() -> str | None:
-    """Return an id that changes with each boot of the machine; None if the system has none."""
+    """Return an id that changes with each boot of the machine, or None if the system has none."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None
 
 
@@ -166,12 +166,12 @@ class LocalDisk:
         replayed = newest.replay_after if newest is not None else 0
         openings = 0.0
         if newest is not None and not self._rebooted(point):
-            # Earlier builds did not record how many there were.
+            # Earlier builds did not record the number of openings.
             openings = math.inf if point.epoch is None else newest.writer_epoch - point.epoch
         return await self._wal.first_damage(log, point, replayed, openings, read=read)
 
     async def _manifest(self, admin: Admin, point: RestorePoint) -> SlateManifest | None:
-        """Return the manifest from which SlateDB will replay the log; None in a new database."""
+        """Return the manifest from which SlateDB will replay the log, or None in a new database."""
         if not self._rebooted(point):
             return await admin.read_manifest()
         if point.manifest == 0:
@@ -201,7 +201,7 @@ class LocalDisk:
         )
 
     async def _tell_dropped(self, log: WalReader, damage: LogDamage) -> None:
-        """Pass on what is in those files that can be read."""
+        """Pass the readable rows of the dropped log files to `on_dropped`."""
         for number in range(damage.number, damage.last + 1):
             rows = await self._wal.read_rows(log, number)
             if rows is None:
@@ -214,7 +214,7 @@ class LocalDisk:
 
         Drafts of log files that do not exist yet stay. If their writer is still alive, it is about to
         give the draft the file's name. By then, this process could have a draft of the same name: it
-        would get the file's name, and the writer would acknowledge what no file holds.
+        would get the file's name, and the writer would acknowledge records that no file contains.
         """
         last = max(self._wal.numbers(), default=0)
         tables = self._folder / "compacted"
@@ -254,7 +254,7 @@ class LocalDisk:
         aside, sizes = self._wal.set_aside(damage.number)
         for path in (aside, aside.parent, self._wal.path, self._folder):
             self._sync(path)
-        if damage.number <= point.wal:  # the log now ends before it: that is no further damage
+        if damage.number <= point.wal:  # the log now ends before it, so this is not further damage
             marks = point.marks and tuple(mark for mark in point.marks if mark < damage.number)
             self._write_marker(msgspec.structs.replace(point, wal=damage.number - 1, marks=marks))
         for number, size in sizes.items():
@@ -270,9 +270,9 @@ class LocalDisk:
             )
 
     def _sync(self, path: Path, before: Callable[[Path], None] | None = None) -> None:
-        """Sync the file or folder, after `before`.
+        """Sync the file or folder, after calling `before`.
 
-        An error of either means that the device failed.
+        An error from either means that the device failed.
         """
         try:
             if before is not None:
@@ -302,7 +302,7 @@ class LocalDisk:
             # Each parent up to the file system's mount point may be as new as the store.
             if folder.stat().st_dev != self._folder.stat().st_dev:
                 break
-            with suppress(PermissionError):  # not readable for us, so not created by us
+            with suppress(PermissionError):  # if this process cannot read it, it did not create it
                 self._sync(folder)
         return max(sizes, default=0)
 

@@ -1,7 +1,7 @@
-"""Where a store lives: `memory:`, `file:///folder`, `s3://bucket/prefix`.
+"""Parses store locations: `memory:`, `file:///folder`, `s3://bucket/prefix`.
 
 A store keeps its database in the folder `db` of its location. s2-lite, which also uses SlateDB,
-keeps its database in the location itself: a store opened there would find nothing, start empty, and
+keeps its database in the location itself. A store opened there would find nothing, start empty, and
 look as if all data were lost.
 """
 
@@ -32,29 +32,29 @@ from streamfold.store.engine.s3_access import S3Access, find_access
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which broken connections to a bucket are not tried again, and the pauses between, the
-#: first and the longest: a person at a terminal waits for the answer.
+#: Seconds after which broken connections to a bucket are no longer retried, and the first and
+#: longest pauses between attempts. Short, because a person at a terminal may be waiting.
 _ACCESS_TIMEOUT: Final = 10.0
 _ACCESS_PAUSES: Final = (0.5, 3.0)
-#: Where SlateDB keeps its manifests, below its own folder, and their file names.
+#: Where SlateDB keeps its manifests, below its own folder, and the pattern of their file names.
 MANIFESTS: Final = "manifest"
 _MANIFEST: Final = re.compile(r"[0-9]{20}\.manifest")
-#: Folders below the location: SlateDB's files, the blobs of snapshots, and the files of large chunks.
+#: Folders below the location: SlateDB's files, snapshot blobs, and the files of large chunks.
 DATABASE, SNAPSHOTS, CHUNKS = "db", "snapshots", "chunks"
-#: In the database's folder while a restore into it is not finished. Listings begin with it.
+#: A file in the database's folder that marks an unfinished restore. Sorts first in listings.
 RESTORING: Final = "0-restoring"
-#: Bytes of one stream in one commit from which they become a file: on local disk, where a file costs a
-#: sync of 0.5 ms, and on object storage, where it costs a request and its latency.
+#: Bytes of one stream in one commit from which they become a file. On local disk a file costs a
+#: sync of 0.5 ms. On object storage it costs a request and its latency.
 LOCAL_FILE_FROM, REMOTE_FILE_FROM = 128 << 10, 1 << 20
-#: Chunk files that are read, and deleted, at the same time. On local disk, the same threads sync
-#: commits, and a sync waits for what was freed; on object storage, most of the time is latency.
+#: Chunk files read concurrently, and deleted concurrently. On local disk, the same threads sync
+#: commits, and a sync waits for freed blocks. On object storage, most of the time is latency.
 _LOCAL_READS, _LOCAL_DELETES = 4, 1
 _REMOTE_READS, _REMOTE_DELETES = 16, 16
-#: Commits after which their rows become a table, even if they are few. A start after a crash reads the
-#: WAL file of each commit since: on object storage that takes two requests, on local disk no time, and
-#: the limit of SlateDB, 4096, will do.
+#: Commits after which their rows become a table, however few they are. A start after a crash reads
+#: the WAL file of each commit since the last table. That takes two requests each on object storage,
+#: but hardly any time on local disk, where SlateDB's limit of 4096 suffices.
 _LOCAL_COMMITS, _REMOTE_COMMITS = sys.maxsize, 1024
-#: Mode of folders on local disk: for this user alone, whatever the files within allow.
+#: Mode of folders on local disk: for this user alone, whatever the modes of the files in them.
 _PRIVATE = 0o700
 
 
@@ -72,7 +72,10 @@ def check_folder(url: str, folder: Path) -> None:
 
 
 async def check_blobs(url: str, manifests: BlobStore) -> None:
-    """Raise if the location on object storage is one; `manifests` holds the blobs below MANIFESTS."""
+    """Raise if a location on object storage is itself a SlateDB database.
+
+    `manifests` holds the blobs below MANIFESTS.
+    """
     async for meta in manifests.list():
         _check(url, [meta.key.rpartition("/")[2]])
 
@@ -93,19 +96,22 @@ def _check(url: str, names: Iterable[str]) -> None:
 
 
 class FileLimits(NamedTuple):
-    """When chunks become files, how many files are used at the same time, and when WAL files end."""
+    """When chunks become files, how many files are accessed concurrently, and when WAL files end."""
 
-    #: Stored bytes of a stream in one commit from which they get a file.
+    #: Stored bytes of one stream in one commit from which they become a file.
     write_from: int
     reads_max: int
     deletes_max: int
-    #: Commits, each with a WAL file, after which a table takes their place.
+    #: Commits, each with a WAL file, after which a table replaces the WAL files.
     commits_max: int = _LOCAL_COMMITS
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A parsed location; `store` is SlateDB's handle on it, and for `memory:` the data itself."""
+    """A parsed location.
+
+    `store` is SlateDB's handle on it; for `memory:`, it holds the data itself.
+    """
 
     url: str
     #: Path of the database within the object store.
@@ -113,18 +119,19 @@ class Location:
     #: Folder of the database, if it is on local disk.
     folder: Path | None
     store: Storage = field(repr=False)
-    #: The blobs of snapshots.
+    #: The snapshot blobs.
     snapshots: BlobStore = field(repr=False)
-    #: The files of the database on object storage, to measure them.
+    #: The database's files on object storage, for measuring them.
     files: BlobStore | None = field(repr=False, default=None)
-    #: Settings of the bucket, and the database's folder in it for one quick check.
+    #: Settings of the bucket, and the database's folder in it, opened for one quick check.
     access: S3Access | None = field(default=None, repr=False)
     probe: BlobStore | None = field(default=None, repr=False)
-    #: Where the manifests of another program's database would be.
+    #: Where another program's database would have its manifests.
     others: BlobStore | None = field(default=None, repr=False)
     #: The files of large chunks; None = in a folder that `open_chunks` opens.
     chunks: BlobStore | None = field(default=None, repr=False)
-    #: The database's folder on object storage, for a lease: requests end well before it expires.
+    #: The database's folder on object storage, for a lease. Its requests end well before the lease
+    #: expires.
     leases: BlobStore | None = field(default=None, repr=False)
 
     @property
@@ -133,18 +140,18 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The name for clients: the kind of storage, not its exact address."""
+        """The name shown to clients: the kind of storage, not its exact address."""
         kind = self.url.partition(":")[0]
         return {"memory": "local:memory", "file": "local:disk"}.get(kind, f"{kind}:bucket")
 
     def storage(self, *, synced: bool) -> Storage:
-        """SlateDB's handle for a writer; without `synced`, a power cut may lose commits."""
+        """Return SlateDB's handle for a writer. Without `synced`, a power cut may lose commits."""
         if synced or self.folder is None:
             return self.store
         return Storage.local(str(self.folder.parent), syncs_log=False)
 
     def open_chunks(self, *, fsync: bool) -> BlobStore:
-        """The files of large chunks; on local disk, this syncs folders unless `fsync` is off."""
+        """Open the files of large chunks. On local disk, syncs folders unless `fsync` is off."""
         if self.chunks is not None:
             return self.chunks
         if self.folder is None:
@@ -154,21 +161,21 @@ class Location:
 
     @property
     def file_limits(self) -> FileLimits:
-        """The limits of this storage; in memory, no chunk becomes a file."""
+        """The limits for this kind of storage. In memory, chunks never become files."""
         if self.folder is not None:
             return FileLimits(LOCAL_FILE_FROM, _LOCAL_READS, _LOCAL_DELETES)
         write_from = sys.maxsize if self.in_memory else REMOTE_FILE_FROM
         return FileLimits(write_from, _REMOTE_READS, _REMOTE_DELETES, _REMOTE_COMMITS)
 
     async def check_access(self) -> None:
-        """Raise, within seconds, if the bucket cannot be used or holds the data of another program.
+        """Raise within seconds if the bucket is unusable or holds another program's data.
 
-        A refusal is raised at once. Broken connections are tried again for a few seconds.
+        Raises at once if access is denied, and retries broken connections for a few seconds.
         """
         await self.reach(self._check_once)
 
     async def reach(self, request: Callable[[], Awaitable[None]]) -> None:
-        """Send a request that may be repeated, for a few seconds if connections break."""
+        """Send an idempotent request, retrying broken connections for a few seconds."""
         clock = asyncio.get_running_loop().time
         deadline, failures = clock() + _ACCESS_TIMEOUT, 0
         while True:
@@ -200,16 +207,16 @@ class Location:
             await check_blobs(self.url, self.others)
 
     def close(self) -> None:
-        """Stop renewing its credentials."""
+        """Stop renewing the location's credentials."""
         if self.access is not None:
             self.access.close()
 
 
 def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Location:
-    """Parse `url` and connect to it; nothing is read or written yet.
+    """Parse `url` and prepare access to it. Stores nothing and reads nothing from the store yet.
 
-    For S3, endpoint, region and credentials come from the sources that AWS tools use; `environment`
-    has the variables. This may read files and wait for the network.
+    For S3, endpoint, region and credentials come from the sources that AWS tools use. `environment`
+    provides the variables. May read files and wait for the network.
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
@@ -226,7 +233,7 @@ def open_location(url: str, environment: Mapping[str, str] = os.environ) -> Loca
 
 
 def choose_location(asked: str | None, only: str) -> str:
-    """The location of a new basin: a store has only one, called `only`."""
+    """Return the location of a new basin. A store has only one location, called `only`."""
     if asked not in (None, only):
         raise InvalidError(f"location {asked!r} is unknown: choose from {only}, or leave it out")
     return only
@@ -274,4 +281,4 @@ def _s3(url: str, bucket: str, prefix: str, environment: Mapping[str, str]) -> L
 
 
 def _no_sync(descriptor: int) -> None:
-    """Leave it to the system when to write a file to the device."""
+    """Do nothing, so that the system decides when to write a file to the device."""

@@ -1,7 +1,7 @@
 """Writes and frees large files in small parts, so that commits can sync in between.
 
-A sync of one file writes, and frees, all that is due: on ext4 every file is in one transaction of its
-journal. The sync of a commit would wait for whole tables.
+The sync of one file also writes and frees everything else that is due, because on ext4 all files
+share one journal transaction. Without parts, a commit's sync would wait for whole tables.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 
 from streamfold._native import write_range
 
-#: Bytes of a table that are sent to the device at a time. A commit's sync may have to wait for them: a
-#: slow device takes 10 ms for a MiB, and 0.6 s for a whole table.
+#: Bytes of a table sent to the device at a time. A commit's sync may have to wait for them: a slow
+#: device takes 10 ms for a MiB, and 0.6 s for a whole table.
 _PART_BYTES = 1 << 20
-#: Seconds of pauses between parts, in one restore point: it must keep up with a writer at full speed.
+#: Maximum seconds of pauses in one restore point, which must keep up with a writer at full speed.
 _PAUSES_MAX = 2.0
-#: Seconds below which a part was on the device already, and needs no pause after it.
+#: Seconds below which a part was already on the device and needs no pause after it.
 _UNCHANGED = 0.0002
-#: Bytes that are freed at a time, and seconds of the pause after that. A device that discards freed
-#: blocks takes 0.2 ms for a MiB, and the next sync waits for it.
+#: Bytes freed at a time, and seconds of the pause after that. A device that discards freed blocks
+#: takes 0.2 ms for a MiB, and the next sync waits for it.
 _FREED_BYTES, _FREED_PAUSE = 4 << 20, 0.005
 
 
 class PartialWrites:
-    """Sends large files to the device in parts, each followed by a pause of the same length.
+    """Sends large files to the device in parts, each followed by an equally long pause.
 
     Does nothing where the system cannot write parts.
     """
@@ -54,7 +54,7 @@ class PartialWrites:
 
 
 def _write_part(handle: int, start: int) -> bool:
-    """Whether the system can do this; raises if the device failed."""
+    """Write one part. Returns False if the system cannot do this. Raises if the device failed."""
     try:
         write_range(handle, start, _PART_BYTES)
     except OSError as error:
@@ -65,7 +65,7 @@ def _write_part(handle: int, start: int) -> bool:
 
 
 def delete_slowly(files: Iterable[Path]) -> None:
-    """Delete files, with a pause after each few MiB; files that are gone already are passed over."""
+    """Delete files, pausing after every few MiB. Files that are already gone are ignored."""
     freed = 0
     for path in files:
         with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""Locks between the processes that open one folder.
+"""Locks between processes that open the same folder.
 
-The kernel releases a lock when its process ends, however it ends. A lock file also names the process
-that holds it, for messages; what it says decides nothing.
+The kernel releases a lock when its process ends for any reason. A lock file also names the process
+that holds it, but only for messages.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from streamfold.errors import StorageError, StoreInUseError, WriterFencedError
 logger = logging.getLogger(__name__)
 
 _WRITER = "writer.lock"
-#: Seconds between attempts to get a lock, and after which the log says who has it.
+#: Seconds between attempts to get a lock, and seconds after which the log names its holder.
 _PAUSE, _REPORT_AFTER = 0.02, 1.0
-#: Bytes of a holder's name that are read.
+#: Maximum bytes read of a holder's name.
 _HOLDER_MAX = 200
 
 
 @contextmanager
 def writer_lock(folder: Path, *, take_over: bool) -> Iterator[LockClaim]:
-    """Be the only writer of the database in `folder` while the context lasts.
+    """Hold the lock of the only writer of the database in `folder` while the context lasts.
 
-    StoreInUseError if it has one, unless this one is to take over.
+    Raises StoreInUseError if another process holds it, unless `take_over` is set.
     """
     path = folder / _WRITER
     handle = _lock_or_replace(path, take_over=take_over)
@@ -45,14 +45,14 @@ def writer_lock(folder: Path, *, take_over: bool) -> Iterator[LockClaim]:
 
 @dataclass(frozen=True, slots=True)
 class LockClaim:
-    """A lock file as a `WriterClaim`: whoever takes over puts another one in its place."""
+    """A lock file as a `WriterClaim`. A process that takes over replaces the file."""
 
     handle: int
     path: Path
     decides: ClassVar[bool] = True
 
     async def take(self) -> None:
-        """Do nothing: whoever has the lock has the claim."""
+        """Do nothing, because holding the lock is the claim."""
 
     async def check(self) -> None:
         if not _is_at(self.handle, self.path):
@@ -60,16 +60,16 @@ class LockClaim:
 
 
 def _lock_or_replace(path: Path, *, take_over: bool) -> int:
-    """The open lock file at `path`, locked.
+    """Open and lock the file at `path`. Returns its file descriptor.
 
-    To take over means to put a new lock file in place of the one that another process has locked: who
-    comes next finds the new one. The other process learns of it when its next commit fails.
+    To take over, replaces the lock file that another process has locked with a new one, so that
+    later processes find the new one. The other process notices when its next commit fails.
     """
     while (handle := _try_lock(path)) is not None:
         if _is_at(handle, path):
             _name_holder(handle)
             return handle
-        os.close(handle)  # it was replaced after it was opened
+        os.close(handle)  # it was replaced after this opened it
     holder, store = _holder(path), path.parent.parent
     if not take_over:
         raise StoreInUseError(
@@ -88,7 +88,10 @@ def _lock_or_replace(path: Path, *, take_over: bool) -> int:
 
 @asynccontextmanager
 async def exclusive(path: Path, limit: float) -> AsyncIterator[None]:
-    """Exclude other processes while the context lasts; StoreInUseError after `limit` seconds."""
+    """Exclude other processes while the context lasts.
+
+    Raises StoreInUseError after `limit` seconds.
+    """
     began, reported = time.monotonic(), False
     while (handle := _try_lock(path)) is None:
         waited = time.monotonic() - began
@@ -112,7 +115,7 @@ async def exclusive(path: Path, limit: float) -> AsyncIterator[None]:
 
 
 def _try_lock(path: Path) -> int | None:
-    """An open file that is locked; None if another one is."""
+    """Open and lock the file. Returns None if another process has locked it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +131,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file is still the one at `path`."""
+    """Return whether the open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -141,7 +144,7 @@ def _name_holder(handle: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Who has the lock, as its file says."""
+    """Return the holder's name from the lock file."""
     with path.open("rb") as file:
         name = file.read(_HOLDER_MAX).decode(errors="replace")
     return name if name.isprintable() and name else "another process"

@@ -1,4 +1,4 @@
-"""How a store reaches S3: one endpoint, region and identity, for SlateDB and for blobs alike."""
+"""S3 access with one endpoint, region and identity, for both SlateDB and blobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class RenewedKeys:
-    """Provides keys that expire to SlateDB, from a thread, whenever it needs others."""
+    """Provides expiring keys to SlateDB, from a thread, whenever it needs new ones."""
 
     def __init__(self, credentials: Callable[[], S3Credential]) -> None:
         self.native = Credentials()
@@ -32,7 +32,7 @@ class RenewedKeys:
         while self.native.wait():
             try:
                 keys = self._credentials()
-            except Exception as error:  # whatever it is, SlateDB waits for an answer
+            except Exception as error:  # whatever the error, SlateDB waits for an answer
                 logger.warning("cannot get credentials for storage: %s", error)
                 self.native.refuse(str(error))
                 continue
@@ -49,7 +49,7 @@ class RenewedKeys:
         self.native.close()
 
 
-#: Variables by the name of the setting, which SlateDB and obstore share; the first one set wins.
+#: Environment variables by setting, which SlateDB and obstore share. The first one set wins.
 _ADDRESS = {
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
@@ -62,18 +62,18 @@ _CREDENTIALS = {
     "web_identity_token_file": ("AWS_WEB_IDENTITY_TOKEN_FILE",),
     "role_arn": ("AWS_ROLE_ARN",),
 }
-#: Limits, in seconds, of the request that checks whether a bucket can be used: two attempts, so that
-#: one lost packet is not an error, and no more, so that a person at a terminal gets an answer soon.
+#: Limits, in seconds, of the request that checks whether a bucket is usable. Two attempts tolerate
+#: one lost packet, and more would keep a person at a terminal waiting.
 _PROBE_LIMITS = {"attempts": "2", "connect_timeout": "3", "request_timeout": "5"}
-#: Limits, in seconds, of a request for a lease: a heartbeat that fails must leave time for the next.
+#: Limits, in seconds, of a lease request: a failed heartbeat must leave time for the next.
 _LEASE_LIMITS = {"attempts": "2", "connect_timeout": "2", "request_timeout": "2"}
 
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """Settings to reach a bucket; call `close` when nothing uses it any more."""
+    """Settings to access a bucket. Call `close` when nothing uses them any more."""
 
-    #: Settings of SlateDB's object store, and options of a blob store.
+    #: Settings for SlateDB's object store, and options for a blob store.
     for_database: dict[str, str] = field(repr=False)
     for_blobs: dict[str, Any] = field(repr=False)
     renewed: RenewedKeys | None = None
@@ -90,7 +90,7 @@ class S3Access:
         return open_blob_store(url, **self.for_blobs)
 
     def open_probe(self, url: str) -> BlobStore:
-        """Return the same blobs, for one check that is answered within seconds."""
+        """Return the same blobs, for one check that must be answered within seconds."""
         return open_blob_store(url, **self.for_blobs, **_PROBE_LIMITS)
 
     def open_leases(self, url: str) -> BlobStore:
@@ -104,7 +104,7 @@ class S3Access:
 
 
 def find_access(environment: Mapping[str, str] = os.environ) -> S3Access:
-    """Return the settings that AWS tools would use; fetches credentials once, to see if they expire."""
+    """Return the settings that AWS tools would use. Fetches credentials once to see if they expire."""
     address = _first_set(_ADDRESS, environment)
     identity = find_identity(environment)
     if identity is None:

@@ -1,9 +1,9 @@
-"""Keeps SlateDB's clock from going back, across restarts, too.
+"""Keeps SlateDB's clock from going back, even across restarts.
 
-SlateDB stamps each write and names each table by its clock, and refuses all writes while that clock
-is behind the newest time in storage (`invalid clock tick`). Its clock gets a time when the database is
-opened, and then counts by the monotonic clock: a system clock that jumps while the database is open
-does no harm, but one that is behind at the next opening would. So each opening reads the newest time in
+SlateDB stamps each write and names each table by its clock, and rejects all writes while that clock is
+behind the newest time in storage (`invalid clock tick`). The clock is set when the database is opened,
+and then follows the monotonic clock. So a system clock that jumps while the database is open does no
+harm, but one that is behind at the next opening would. So each opening reads the newest time in
 storage, and starts SlateDB's clock there if the system clock is behind.
 """
 
@@ -19,27 +19,27 @@ from streamfold.store.engine.native import Admin, Compaction, SlateManifest, Wal
 
 logger = logging.getLogger(__name__)
 
-#: Milliseconds that the clock may be behind for opening to wait: it is being corrected.
+#: Maximum milliseconds behind for which opening waits, because the clock is being corrected.
 _WAIT_MS = 1000
-#: Letters of a ULID in order of their value, and how many of them are its time (ms).
+#: Letters of a ULID in order of value, and the number of leading letters that encode its time (ms).
 _ULID_LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ULID_TIME = 10
 
 
 def system_time() -> int:
-    """The system clock, from which SlateDB's starts: ms since the Unix epoch."""
+    """Return the time at which SlateDB's clock starts, in ms since the Unix epoch."""
     return time.time_ns() // 1_000_000
 
 
 async def newest_time(manifest: SlateManifest, admin: Admin, log: WalReader) -> int:
-    """The newest time in storage, ms since the Unix epoch: no write may be older."""
+    """Return the newest time in storage, in ms since the Unix epoch. No write may be older."""
     ulids = _ulids(manifest, await admin.read_compactions())
     tables = max(map(_ulid_time, ulids), default=0)
     return max(manifest.last_table_time, tables, await _newest_in_log(manifest, log))
 
 
 async def _newest_in_log(manifest: SlateManifest, log: WalReader) -> int:
-    """The time of the last write in the log; files without rows only mark a new writer."""
+    """Return the time of the last write in the log. Files without rows only mark new writers."""
     for number in reversed(await log.files(manifest.replay_after)):
         if rows := await log.rows(number):
             return max(row.time or 0 for row in rows)
@@ -65,7 +65,7 @@ def _ulid_time(ulid: str) -> int:
 
 
 async def clock_from(time_ms: int, location: str) -> Clock:
-    """A clock for SlateDB that starts at `time_ms` or now, whichever is later."""
+    """Return a clock for SlateDB that starts at `time_ms` or now, whichever is later."""
     ahead = time_ms - system_time()
     if 0 < ahead <= _WAIT_MS:
         await asyncio.sleep(ahead / 1000)

@@ -1,4 +1,4 @@
-"""Reads rows from SlateDB: everything that is whole, also beside damaged blocks."""
+"""Reads rows from SlateDB. Returns all intact rows, even when other blocks are damaged."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from streamfold.store.engine.native import (
 )
 from streamfold.store.engine.table_check import TableCheck, TableDamage
 
-#: Bytes that a scan fetches ahead of each table; the same for an eager scan, and its parallel fetches.
+#: Bytes that a scan, or an eager scan, fetches ahead of each table, and parallel fetches of an
+#: eager scan.
 _READ_AHEAD_BYTES = 1 << 20
 _EAGER_BYTES = 4 << 20
 _EAGER_TASKS = 2
-#: Rows and bytes of a page of a scan, beside the last row; each page has at most twice the rows of the
-#: one before, so that a caller that needs a few rows reads few.
+#: Maximum rows and bytes of a page, not counting its last row. Each page has at most twice the rows
+#: of the one before, so a caller that needs a few rows reads few.
 _PAGE_ROWS = 1024
 _PAGE_BYTES = 1 << 20
-#: Part of an error of storage: a file ends too early.
+#: Part of the storage error for a file that ends too early.
 _TOO_SHORT = "Requested range was invalid"
 
 
 class SlateRows:
-    """The reading half of an engine on SlateDB."""
+    """The read side of an engine on SlateDB."""
 
     def __init__(self, database: SlateDatabase, check: TableCheck) -> None:
         self._database = database
@@ -57,8 +58,8 @@ class SlateRows:
         except EngineError as error:
             if not _is_damage(error):
                 raise _read_failure(error) from error
-        # On slow storage a table may have been replaced meanwhile. If one is damaged, a scan does
-        # without its filter.
+        # On slow storage a table may have been replaced meanwhile. If only a filter is damaged, a
+        # scan still works, because it does not need the filter.
         async with aclosing(self.scan(key, key + b"\x00", first=1)) as pages:
             async for page in pages:
                 return page[0][1]
@@ -82,13 +83,14 @@ class SlateRows:
         eager: bool = False,
     ) -> AsyncGenerator[list[Row]]:
         options = _DESCENDING if descending else _EAGER if eager else _ASCENDING
-        #: The rest of the scan when SlateDB failed, and the damage that the scan has to stop at.
+        #: What was left of the scan when SlateDB failed, and the damage at which the scan must
+        #: stop.
         failed: KeySpan | None = None
-        #: Whether the scan starts a little earlier: a scan that can find nothing but the last key of a
-        #: table reads the filter, and that may be all that is damaged.
+        #: Whether the scan starts a little earlier. A scan that can find only the last key of a
+        #: table reads the filter, and the filter may be all that is damaged.
         earlier = False
         damage = _nearest(self._check.damaged, KeySpan(start, end), descending=descending)
-        while start < end:  # SlateDB refuses an empty range
+        while start < end:  # SlateDB rejects an empty range
             low, high = start, end
             if damage is not None and descending:
                 low = max(start, damage.span.end)
@@ -111,8 +113,9 @@ class SlateRows:
             except EngineError as error:
                 if not _is_damage(error):
                     raise _read_failure(error) from error
-                # Tables that a merge replaced while the scan ran are deleted after a while: continue
-                # after the last row with the tables that replaced them. Damage fails again.
+                # A merge may have replaced tables during the scan, and replaced tables are deleted
+                # after a while. So continue after the last row with the new tables. If it was
+                # damage, it fails again.
                 rest = KeySpan(start, high) if not descending else KeySpan(low, end)
                 if failed == rest or code_of(error) != "data":
                     nearest = await self._damage(error, rest, descending=descending)
@@ -128,9 +131,9 @@ class SlateRows:
     async def _damage(
         self, error: EngineError, rest: KeySpan, *, descending: bool
     ) -> TableDamagedError | None:
-        """The damage that a scan of `rest` meets first; None if that is a filter.
+        """Return the first damage that a scan of `rest` meets, or None if only a filter is damaged.
 
-        Raises what SlateDB said if no table is damaged.
+        Raises SlateDB's own error if no table is damaged.
         """
         try:
             tables = await self._check.damage(message_of(error), rest)
@@ -149,7 +152,7 @@ class SlateRows:
             rows, more = first, True
             page, more = await scan.page(rows, _PAGE_BYTES)
             while page:
-                # From the second page on, an eager scan fetches the next one in the background.
+                # From the second page on, an eager scan fetches the next page in the background.
                 eager = more and rows != first and kind is _EAGER
                 rows = min(2 * rows, _PAGE_ROWS)
                 if eager:
@@ -167,7 +170,7 @@ class SlateRows:
 def _nearest(
     tables: Iterable[TableDamage], rest: KeySpan, *, descending: bool
 ) -> TableDamagedError | None:
-    """The damage that a scan of `rest` meets first; None if there is none."""
+    """Return the first damage that a scan of `rest` meets, or None if it meets none."""
     damages = [
         TableDamagedError.in_file(table.file, span)
         for table in tables
@@ -182,7 +185,7 @@ def _nearest(
 
 
 class _ScanKind(NamedTuple):
-    """How a scan reads: bytes that it fetches ahead of each table, and fetches at the same time."""
+    """How a scan reads: its direction, bytes to fetch ahead of each table, and parallel fetches."""
 
     descending: bool
     read_ahead: int
@@ -195,10 +198,10 @@ _DESCENDING = _ScanKind(descending=True, read_ahead=1, fetches=1)
 
 
 def _is_damage(error: EngineError) -> bool:
-    """Whether a read failed because a file is damaged, too short, or gone.
+    """Return whether a read failed because a file is damaged, too short or gone.
 
-    For SlateDB, a file that is too short and a sector that cannot be read are failures of storage.
-    Where less than a checksum is left of a block, it panics (upstream defect 22).
+    SlateDB reports a file that is too short, or an unreadable sector, as a storage failure. It
+    panics if less than a checksum is left of a block (upstream defect 22).
     """
     if code_of(error) == "unavailable":
         return number_of(error) == errno.EIO or _TOO_SHORT in message_of(error)
@@ -206,7 +209,10 @@ def _is_damage(error: EngineError) -> bool:
 
 
 def _read_failure(error: EngineError) -> Exception:
-    """What a failed read raises. SlateDB is closed once storage has failed: reads may be repeated."""
+    """Return the error that a failed read raises.
+
+    SlateDB is closed once storage has failed. Then the caller may repeat the read.
+    """
     failure = translated(error)
     if code_of(error) == "closed":
         return StoreRecoveringError(str(failure))
@@ -214,7 +220,7 @@ def _read_failure(error: EngineError) -> Exception:
 
 
 def translated(error: EngineError | OSError) -> Exception:
-    """The error of ours for one of SlateDB, or of the disk."""
+    """Translate an error of SlateDB or of the disk into one of ours."""
     if code_of(error) == "fenced":
         return WriterFencedError()
     text = message_of(error)

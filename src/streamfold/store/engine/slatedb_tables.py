@@ -1,4 +1,4 @@
-"""SlateDB's tables: how large they are, merging them on request, and deleting replaced ones.
+"""Measures SlateDB's tables, merges them on request, and deletes replaced ones.
 
 SlateDB itself merges young tables into a run (`slatedb.py` sets when). `reclaim.py` decides which runs
 to merge, and this module merges them: SlateDB alone would rewrite most of the store at once, and would
@@ -25,22 +25,23 @@ from streamfold.errors import StorageError
 from streamfold.store.engine.engine import DiskUse, TableRun, Tables
 from streamfold.store.engine.native import Admin, Compaction, SlateManifest, TableView
 
-#: Seconds for which the tables that a merge has replaced can be read.
+#: Seconds for which the tables that a merge has replaced stay readable.
 REPLACED_SECONDS: Final = 5
-#: Milliseconds below which the collector never deletes a file.
+#: Milliseconds of age below which the collector never deletes a file.
 _MIN_AGE_MS = 5_000
-#: Milliseconds for which manifests are kept: a process that listed them must find the newest. Longer on
-#: local disk, where nothing else keeps a process that was paused meanwhile from reusing the number of a
-#: deleted one. Such a manifest is ignored, and the WAL refuses the commits of that process in any case.
+#: Milliseconds for which manifests are kept, because a process that has listed them must still find
+#: the newest. Longer on local disk, where nothing else prevents a process that was paused meanwhile
+#: from reusing the number of a deleted manifest. Such a manifest is ignored, and the WAL rejects
+#: that process's commits in any case.
 _MANIFEST_MIN_AGE_MS, _LOCAL_MANIFEST_MIN_AGE_MS = 60_000, 600_000
-#: Seconds between checks whether a merge is done.
+#: Seconds between checks of whether a merge is done.
 _MERGE_CHECK_INTERVAL = 0.25
-#: Bytes of commits that are recorded as one.
+#: Bytes of commits that are tracked as one.
 _PENDING_STEP = 64 << 10
 
 
 class SlateTables:
-    """The tables of one open database; `sizes` returns the bytes of its files by name."""
+    """The tables of one open database. `sizes` returns the bytes of its files by name."""
 
     def __init__(self, admin: Admin, sizes: Callable[[], Any], *, local: bool) -> None:
         self._local = local
@@ -64,7 +65,10 @@ class SlateTables:
         return self._tables(await self._newest_manifest())
 
     async def _newest_manifest(self) -> SlateManifest:
-        """The newest manifest read so far: of two concurrent reads, the later may get the older one."""
+        """Return the newest manifest read so far.
+
+        Of two concurrent reads, the later may return the older manifest.
+        """
         manifest = await self._admin.read_manifest()
         if manifest is None:
             raise StorageError("storage has lost the manifests of an open store")
@@ -83,7 +87,10 @@ class SlateTables:
         )
 
     async def merge(self, runs: Sequence[int], *, young: bool, damaged: Sequence[str] = ()) -> bool:
-        """Merge runs, and all young tables with `young`; not `damaged` ones, which would never end."""
+        """Merge `runs` and, with `young`, all young tables.
+
+        Never merges `damaged` tables, because that would never end.
+        """
         manifest = await self._newest_manifest()
         present = [run.id for run in manifest.runs]
         views = list(manifest.young) if young else []
@@ -104,12 +111,12 @@ class SlateTables:
             merge = await self._admin.read_compaction(submitted.id)
         if merge is not None:
             return merge.completed
-        # It ended, and others after it, and SlateDB keeps no result (upstream defect 6): a merge
-        # replaces its sources.
+        # The merge has ended, and SlateDB has dropped its result after later merges (upstream
+        # defect 6). A successful merge replaces its sources.
         return not _files_of(views) & (await self._newest_manifest()).files
 
     async def collect(self, *, log: bool) -> None:
-        """Delete files that are not needed any more; with `log`, also WAL files."""
+        """Delete files that are no longer needed, including WAL files if `log` is set."""
         await self._admin.collect(_garbage(log=log, local=self._local))
 
     async def disk_use(self) -> DiskUse:
@@ -127,10 +134,10 @@ def _files_of(views: Iterable[TableView]) -> set[str]:
 
 
 def _garbage(*, log: bool, local: bool) -> dict[str, Any]:
-    """The collector's options. Those that are missing are off.
+    """Return the collector's options. It does not collect kinds of files that are None or missing.
 
-    The marks of new writers in the log are kept: without them, a writer that was replaced long ago
-    could consider itself the only one.
+    Keeps the marks of new writers in the log. Without them, a writer replaced long ago could
+    consider itself the only one.
     """
     manifest_age = _LOCAL_MANIFEST_MIN_AGE_MS if local else _MANIFEST_MIN_AGE_MS
 
@@ -142,14 +149,14 @@ def _garbage(*, log: bool, local: bool) -> dict[str, Any]:
         "compacted_options": older_than(_MIN_AGE_MS),
         "compactions_options": older_than(manifest_age),
         "wal_options": older_than(_MIN_AGE_MS) if log else None,
-        # SlateDB records how far it has deleted manifests by replacing a file, which it cannot do on
-        # local disk: from the second time on it would delete none.
+        # SlateDB records how far it has deleted manifests by replacing a file, which it cannot do
+        # on local disk: after the first time, it would delete no manifests.
         "boundary_files_enabled": not local,
     }
 
 
 def sizes_of(folder: Path | None, files: BlobStore | None) -> Callable[[], Any]:
-    """A function for the bytes of all files, and of tables by name; it returns None in memory."""
+    """Return a function that measures all files, and each table by name. It returns None in memory."""
 
     async def sizes() -> tuple[int, dict[str, int]] | None:
         if folder is not None:
@@ -172,10 +179,10 @@ def _summed(files: Iterable[tuple[str, int]]) -> tuple[int, dict[str, int]]:
 
 
 def _local_files(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Names below `folder` and sizes of its files.
+    """Yield the name, below `folder`, and size of each file.
 
-    Without a path object for each: there may be thousands, and a thread that builds these keeps the
-    interpreter's lock from the commits under way.
+    Creates no path objects: there may be thousands of files, and a thread that builds so many
+    objects keeps the GIL from commits in progress.
     """
     try:
         with os.scandir(folder) as entries:
@@ -190,7 +197,7 @@ def _local_files(folder: Path, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _size_of(entry: os.DirEntry[str]) -> int | None:
-    """Bytes of a file; None if it is something else or was deleted."""
+    """Return the bytes of a file, or None if it is something else or was deleted."""
     with suppress(FileNotFoundError):
         return entry.stat().st_size if entry.is_file() else None
     return None

@@ -1,13 +1,13 @@
 """Finds the damaged part of a table, so that reads can return everything around it.
 
-SlateDB checks each block of a table when it reads it, and a failure names nothing but the file.
-It fetches many blocks at once, so that error also covers rows that are whole. This module reads the
-index of the table and checks every block: what it returns is exact, up to one row (`_span`).
+SlateDB checks each block of a table when it reads it, but its error names only the file. It fetches
+many blocks at once, so the error also covers intact rows. This module reads the table's index and
+checks every block. Its result is exact, up to one row (`_span`).
 
-A table is data blocks, a filter, an index, statistics and a footer (slatedb 0.17, table format 2). Each
-block ends with the CRC-32 of the bytes before it. The index is a flatbuffer that lists offset and first
-key of each block, shortened where that is possible. The manifest says where it is, and has the first
-and last key of the table.
+A table consists of data blocks, a filter, an index, statistics and a footer (slatedb 0.17, table format
+2). Each block ends with the CRC-32 of the bytes before it. The index is a flatbuffer that lists each
+block's offset and first key, shortened where possible. The manifest has the index's location, and the
+table's first and last key.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from streamfold.store.engine.native import SlateManifest, TableView
 
 logger = logging.getLogger(__name__)
 
-#: The file name of a table in an error of SlateDB.
+#: A table's file name in a SlateDB error.
 _TABLE: Final = re.compile(r"compacted/([0-9A-Z]{26}\.sst)")
-#: Bytes of blocks that are read at once.
+#: Maximum bytes of adjacent blocks read at once.
 _READ_BYTES: Final = 4 << 20
-#: Tables whose damage is kept in memory.
+#: Maximum tables whose damage is kept in memory.
 _TABLES_MAX: Final = 100
 _U16, _U32, _I32, _U64 = (struct.Struct(f"<{kind}") for kind in "HIiQ")
 _CHECKSUM: Final = struct.Struct(">I")
 
-#: Reads bytes of a file: name, offset, length. Returns fewer past the end of the file.
+#: Reads part of a file, given name, offset and length. Returns fewer bytes at the end of the file.
 ReadFile: TypeAlias = Callable[[str, int, int], Awaitable[bytes]]
 
 
 class _UnreadableError(Exception):
-    """These bytes are not what was written."""
+    """Raised if bytes cannot be read or fail their checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableDamage:
-    """The rows of one table that cannot be read."""
+    """The unreadable rows of one table."""
 
-    #: Name of the file below the location of the store.
+    #: Name of the file relative to the store's location.
     file: str
-    #: In order, without overlaps. Empty if only the filter is damaged: scans do not need it.
+    #: Sorted and disjoint. Empty if only the filter is damaged, because scans do not need it.
     spans: tuple[KeySpan, ...]
 
 
 class TableCheck:
-    """Checks tables of one database; `manifest` reads the newest manifest."""
+    """Checks the tables of one database. `manifest` reads the newest manifest."""
 
     def __init__(
         self, manifest: Callable[[], Awaitable[SlateManifest | None]], read: ReadFile | None
@@ -71,13 +71,13 @@ class TableCheck:
 
     @property
     def damaged(self) -> Collection[TableDamage]:
-        """The damage that was found; a file that is restored counts as damaged until a restart."""
+        """The damage found so far. A restored file counts as damaged until a restart."""
         return self._tables.values()
 
     async def damage(self, message: str, span: KeySpan) -> list[TableDamage]:
-        """The damage in the table that an error of SlateDB names, or in all tables of `span`.
+        """Return the damage in the table named by a SlateDB error, or else in all tables of `span`.
 
-        Empty if there is no such table any more: a merge has replaced it.
+        Returns an empty list if a merge has replaced the table.
         """
         if self._read is None:
             return []
@@ -96,7 +96,7 @@ class TableCheck:
         return [table for table in tables if table is not None]
 
     async def filter_damaged(self, view: TableView) -> bool:
-        """Whether the filter of a table cannot be read: scans do without it."""
+        """Return whether a table's filter is unreadable. Scans do not need the filter."""
         if not view.filter_length:
             return False
         try:
@@ -108,14 +108,14 @@ class TableCheck:
         return False
 
     async def _views(self) -> dict[str, TableView]:
-        """The tables of the newest manifest, by file name."""
+        """Return the tables of the newest manifest, by file name."""
         manifest = await self._manifest()
         return {} if manifest is None else {view.file: view for view in manifest.views}
 
     async def _check(self, name: str, view: TableView, *, named: bool) -> TableDamage | None:
-        """The damage of a table; None if it is whole or was replaced meanwhile.
+        """Return a table's damage, or None if it is intact or was replaced meanwhile.
 
-        An error that names a table without a damaged block is due to its filter.
+        If an error names a table without damaged blocks, its filter is damaged.
         """
         if name not in self._tables:
             spans = await self._damaged_spans(f"compacted/{name}", view)
@@ -154,7 +154,7 @@ class TableCheck:
     async def _damaged_blocks(
         self, file: str, extents: Sequence[tuple[int, int]], group: range
     ) -> list[int]:
-        """Which blocks of `group`, which are neighbours, are damaged."""
+        """Return the damaged blocks among `group`, which are adjacent."""
         start, last = extents[group[0]][0], extents[group[-1]]
         try:
             data = memoryview(await self._bytes(file, start, sum(last) - start))
@@ -177,7 +177,7 @@ class TableCheck:
         return await asyncio.to_thread(check)
 
     async def _bytes(self, file: str, offset: int, length: int) -> bytes:
-        """Exactly these bytes of the file."""
+        """Read exactly `length` bytes of the file."""
         if self._read is None:
             raise _UnreadableError
         try:
@@ -190,7 +190,7 @@ class TableCheck:
 
 
 def reader_of(folder: Path | None, files: BlobStore | None) -> ReadFile | None:
-    """Reads files of the database; None if it is in memory."""
+    """Return a function that reads the database's files, or None if the database is in memory."""
     if folder is not None:
 
         def read(name: str, offset: int, length: int) -> bytes:
@@ -208,14 +208,14 @@ def reader_of(folder: Path | None, files: BlobStore | None) -> ReadFile | None:
 
 
 def _whole(view: TableView) -> KeySpan:
-    """The keys of a table."""
+    """Return the key span of a table."""
     return KeySpan(view.first_key or b"", (view.last_key or b"\xff") + b"\x00")
 
 
 def _span(whole: KeySpan, blocks: Sequence[tuple[int, bytes]], number: int) -> KeySpan:
-    """The keys that cannot be read if this block is damaged.
+    """Return the keys that are unreadable if this block is damaged.
 
-    Also the key with which the next block begins, if that has a row: SlateDB looks for it in both.
+    Includes the first key of the next block, if it has a row, because SlateDB looks for it in both.
     """
     start = blocks[number][1] if number else whole.start
     end = blocks[number + 1][1] + b"\x00" if number + 1 < len(blocks) else whole.end
@@ -223,7 +223,7 @@ def _span(whole: KeySpan, blocks: Sequence[tuple[int, bytes]], number: int) -> K
 
 
 def _merged(spans: Sequence[KeySpan]) -> Iterator[KeySpan]:
-    """`spans`, which are in order, with neighbours joined."""
+    """Yield sorted `spans`, joining those that touch or overlap."""
     current: KeySpan | None = None
     for span in spans:
         if current is not None and span.start <= current.end:
@@ -237,7 +237,7 @@ def _merged(spans: Sequence[KeySpan]) -> Iterator[KeySpan]:
 
 
 def _groups(extents: Sequence[tuple[int, int]]) -> Iterator[range]:
-    """Neighbouring blocks that are read at once."""
+    """Yield groups of adjacent blocks to read at once."""
     first, size = 0, 0
     for number, (_, length) in enumerate(extents):
         if size and size + length > _READ_BYTES:
@@ -256,14 +256,14 @@ def _is_whole(block: memoryview | bytes) -> bool:
 
 
 def _checked(block: bytes) -> bytes:
-    """The content of a block."""
+    """Return a block's content without its checksum. Raises _UnreadableError if it is damaged."""
     if not _is_whole(block):
         raise _UnreadableError
     return block[: -_CHECKSUM.size]
 
 
 def _blocks(index: bytes) -> list[tuple[int, bytes]]:
-    """Offset and first key of each block, from the flatbuffer of the index."""
+    """Decode each block's offset and first key from the index flatbuffer."""
     try:
         metas = _pointed(index, _field(index, _pointed(index, 0), 0))
         count: int = _U32.unpack_from(index, metas)[0]
@@ -281,12 +281,12 @@ def _block(index: bytes, table: int) -> tuple[int, bytes]:
 
 
 def _pointed(buffer: bytes, at: int) -> int:
-    """The place that the offset stored at `at` points to."""
+    """Return the position that the offset stored at `at` points to."""
     return at + int(_U32.unpack_from(buffer, at)[0])
 
 
 def _field(buffer: bytes, table: int, number: int) -> int:
-    """The place of a field of a flatbuffer table; 0 if it has its default value."""
+    """Return the position of a flatbuffer table's field, or 0 if it has its default value."""
     layout = table - int(_I32.unpack_from(buffer, table)[0])
     if 4 + 2 * number >= int(_U16.unpack_from(buffer, layout)[0]):
         return 0

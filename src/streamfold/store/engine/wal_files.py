@@ -1,9 +1,9 @@
-"""The log files of a database on local disk: finds damage among them, and sets files aside.
+"""Finds damage among the log files of a database on local disk, and sets files aside.
 
 SlateDB numbers its WAL files without gaps, and replays those after the last one that its tables cover.
-A writer that opens the database leaves an empty file, the mark that fences the writer before. SlateDB
+A writer that opens the database leaves an empty file, the mark that fences the previous writer. SlateDB
 takes every empty file for such a mark (upstream defect 20), and the last file for the end of the log:
-without the checks here, records of a file that was cut to nothing would silently be gone.
+without the checks here, the records of a file truncated to nothing would silently disappear.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from streamfold.store.engine.native import EngineError, WalReader, code_of, mess
 from streamfold.undecodable import UNDECODABLE
 
 MARKER: Final = "restore-point"
-#: Log files that the first builds, which noted no number, may have written without a sync: two of
-#: commits, and some that the reclaimer wrote one after the other.
+#: Log files that the first builds, which did not record this number, may have written unsynced: two
+#: from commits, and some that the reclaimer wrote one after another.
 _UNNOTED_IN_FLIGHT: Final = 8
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RestorePoint(msgspec.Struct, frozen=True):
-    """A manifest that is on the device with its tables and all log files up to `wal`."""
+    """A manifest that is on the device, with its tables and all log files up to `wal`."""
 
-    #: The boot of the machine in which this was noted; None where the system has no id for it.
+    #: The machine's boot id at that time; None if the system has none.
     boot: str | None
     #: The number of the manifest; 0 in a new database.
     manifest: _Number
-    #: The last log file that is known to be synced.
+    #: The last log file known to be synced.
     wal: _Number
-    #: The opening that noted this; None if an earlier build did.
+    #: The epoch of the writer that wrote this; None if an earlier build did.
     epoch: _Number | None = None
-    #: Empty log files up to `wal`: each writer that opens the database leaves one. None if an earlier
-    #: build noted this.
+    #: Empty log files up to `wal`: each writer that opens the database leaves one. None if an
+    #: earlier build wrote this.
     marks: tuple[_Number, ...] | None = None
-    #: Log files that may have been written before the first of them was synced: 0 since each is synced
-    #: before it gets its name.
+    #: Log files that may have been written before the first of them was synced. 0 now that each is
+    #: synced before it gets its name.
     in_flight: _Number = _UNNOTED_IN_FLIGHT
 
     def is_mark(self, number: int) -> bool:
-        """Whether log file `number` was empty when it was synced, as far as is known."""
+        """Return whether log file `number` was empty when it was synced, as far as is known."""
         return number <= self.wal if self.marks is None else number in self.marks
 
 
 def read_restore_point(folder: Path) -> RestorePoint | None:
-    """The restore point of the database in `folder`; None if it has none."""
+    """Return the restore point of the database in `folder`, or None if it has none."""
     marker = folder / MARKER
     try:
         content = marker.read_bytes()
@@ -71,12 +71,13 @@ def read_restore_point(folder: Path) -> RestorePoint | None:
 
 #: Folder for log files that are not replayed.
 _SET_ASIDE = "set-aside"
-#: Bytes that every log file with a row has, the smallest about 200. SlateDB takes up to 10 for none.
+#: Minimum bytes of a log file that contains a row. The smallest has about 200. SlateDB treats files
+#: of up to 10 bytes as empty.
 _SHORTEST = 64
-#: Part of the message of an error that was a panic.
+#: Part of the message of an error caused by a panic.
 _PANIC = "panicked"
 
-#: Gets the rows of a log file that is dropped.
+#: Receives the rows of a dropped log file.
 RowsListener: TypeAlias = Callable[[Sequence[Op]], None]
 
 
@@ -87,7 +88,7 @@ class LogDamage:
     number: int
     #: What is wrong with it, as the end of a sentence.
     fault: str
-    #: The last log file that has content.
+    #: The last log file that is not empty.
     last: int
 
 
@@ -105,7 +106,7 @@ class WalFiles:
         return sorted(int(path.stem) for path in numbered(self.path))
 
     def sizes(self, after: int = 0) -> dict[int, int]:
-        """The bytes of each file after that number; other processes may delete files meanwhile."""
+        """Return the bytes of each log file after `after`, while other processes may delete files."""
         sizes = {}
         for path in numbered(self.path):
             if (number := int(path.stem)) > after:
@@ -115,9 +116,10 @@ class WalFiles:
     async def first_damage(
         self, reader: WalReader, point: RestorePoint, after: int, openings: float, *, read: bool
     ) -> LogDamage | None:
-        """The first damaged file after that number; `reader` is SlateDB's, used only to `read` files.
+        """Return the first damaged file after `after`. `reader` is used only if `read` is set.
 
-        `openings` is the most marks that writers may have left since the restore point.
+        `openings` is the maximum number of marks that writers may have left since the restore
+        point.
         """
         sizes = self.sizes(after)
         damage = _unwritten(sizes, point, after, openings)
@@ -129,7 +131,7 @@ class WalFiles:
         return LogDamage(*fault, last) if fault else damage
 
     async def read_rows(self, reader: WalReader, number: int) -> list[Op] | None:
-        """The rows of a file; None if it cannot be read."""
+        """Return the rows of a file, or None if it cannot be read."""
         if not self.file(number).exists() or not self.file(number).stat().st_size:
             return None
         try:
@@ -141,9 +143,9 @@ class WalFiles:
         return [(row.key, row.value) for row in rows]
 
     def set_aside(self, first: int) -> tuple[Path, dict[int, int]]:
-        """Move the files from `first` on to a folder of their own; return it, and their sizes.
+        """Move the files from `first` on to a new folder. Returns the folder and their sizes.
 
-        The last one goes first: if this is interrupted, what is left looks no less damaged.
+        Moves the last file first, so that after an interruption the log looks no less damaged.
         """
         sizes = {number: self.file(number).stat().st_size for number in self._from(first)}
         base = self._folder / _SET_ASIDE
@@ -163,10 +165,10 @@ class WalFiles:
 def _unwritten(
     sizes: dict[int, int], point: RestorePoint, after: int, openings: float
 ) -> LogDamage | None:
-    """The first file that is missing, or empty although no writer left it so."""
+    """Return the first file that is missing, truncated, or empty although no writer left it so."""
     written = max((number for number, size in sizes.items() if size), default=after)
-    # A writer is fenced by the mark of the next one: after a mark that the restore point does not know,
-    # because its writer ended too soon, come only further ones.
+    # The next writer's mark fences a writer. So only further marks follow a mark that the restore
+    # point does not know because its writer ended too soon.
     unknown = {number for number in sizes if number > max(written, point.wal)}
     for number in range(after + 1, max(after, point.wal, *sizes) + 1):
         if number not in sizes:
@@ -181,7 +183,7 @@ def _unwritten(
 
 
 async def first_unreadable(reader: WalReader, first: int, last: int) -> tuple[int, str] | None:
-    """The first of these log files that SlateDB's `reader` cannot read, and why."""
+    """Return the first log file from `first` to `last` that `reader` cannot read, and why."""
     for number in range(first, last + 1):
         try:
             await reader.check(number)
@@ -193,27 +195,27 @@ async def first_unreadable(reader: WalReader, first: int, last: int) -> tuple[in
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether a file could not be read because of its content, and not because of the device.
+    """Return whether a file was unreadable because of its content rather than the device.
 
-    Where the last bytes of a file that is cut short are no offset in it, SlateDB's reader panics
+    SlateDB's reader panics if a file is truncated so that its last bytes are not a valid offset
     (upstream defect 19).
     """
     return code_of(error) in ("data", "panic") or _PANIC in message_of(error)
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Finished files: SlateDB's drafts have a '#' in their names."""
+    """Return the finished files in `folder`. SlateDB's drafts have a '#' in their names."""
     if not folder.exists():
         return []
     return [path for path in folder.iterdir() if "#" not in path.name]
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Log files, or manifests; files of other programs are left alone."""
+    """Return log files or manifests, ignoring files of other programs."""
     return [path for path in files_in(folder) if path.stem.isdecimal()]
 
 
 def describe(sizes: Iterable[int]) -> str:
-    """How many files, and how many bytes."""
+    """Describe a number of files and their total bytes."""
     listed = list(sizes)
     return f"{len(listed)} file{'' if len(listed) == 1 else 's'} with {sum(listed)} bytes"

@@ -1,22 +1,22 @@
-"""Which process a store belongs to: the last one that was started on it.
+"""Decides which process owns a store: the last one that was started on it.
 
-Opening SlateDB takes the database from whoever has it. A process that reopens its storage after a
-failure must not do that to its replacement, but SlateDB has no "open it if it is still mine": the
-replacement may start between the check and the opening. So a start *claims* the store before it opens
-it, and claims decide:
+Opening SlateDB takes the database away from any other process. A process that reopens its storage after
+a failure must not do that to its replacement, but SlateDB cannot open a database on the condition that
+it is still ours, and the replacement may start between a check and the opening. So a start *claims* the
+store before it opens it, and claims decide:
 
-- A process that has opened the store, at its start or again, looks at the claim afterwards. If a later
-  process has claimed the store, it closes the store and stops.
-- A process that is fenced while the claim is still its own was fenced by one that it had replaced, and
-  that is about to stop. It opens the store again. It does so once: a version without claims that takes
-  the store over gets it at its second start at the latest.
+- After opening or reopening the store, a process checks the claim. If a later process has claimed the
+  store, it closes the store and stops.
+- A process that is fenced while the claim is still its own was fenced by a process that it had replaced
+  and that is about to stop. So it reopens the store, but only once: a version without claims that takes
+  the store over thus gets it at its second start at the latest.
 
 On local disk the lock file is the claim (`process_locks.py`), on object storage an object beside
-SlateDB's. A store in memory has one process.
+SlateDB's. An in-memory store has only one process.
 
 Servers on object storage also have a lease (`streamfold.cluster`). Between two such processes the lease
 decides, whatever the claim says: a process that was suspended after it got the lease may claim the
-store when another one has the lease, and must not stop that one.
+store when another one has the lease, and must not stop that process.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from streamfold.errors import (
 from streamfold.store.engine.location import Location
 
 _CLAIM = "writer.claim"
-#: How the claims of processes with leases begin.
+#: The prefix of claims by processes with leases.
 _LEASED = b"leased "
 
 
 class WriterLease(Protocol):
-    """The lease of a server, as far as a store needs it."""
+    """The part of a server's lease that a store needs."""
 
     async def confirm(self) -> None:
-        """Raise WriterFencedError if storage says that another server has the lease."""
+        """Raise WriterFencedError if storage shows that another server has the lease."""
         ...
 
 
 class WriterClaim(Protocol):
-    """The right of one process to write to a store."""
+    """One process's right to write to a store."""
 
     @property
     def decides(self) -> bool:
-        """Whether `check` finds out about later processes."""
+        """Whether `check` detects later processes."""
         ...
 
     async def take(self) -> None:
-        """Claim the store, at the start of a process and before it is opened."""
+        """Claim the store. Called when a process starts, before it opens the store."""
         ...
 
     async def check(self) -> None:
@@ -66,7 +66,7 @@ class WriterClaim(Protocol):
 
 
 class NoClaim:
-    """For a store that no other process can reach."""
+    """The claim to a store that no other process can reach."""
 
     decides = False
 
@@ -91,7 +91,7 @@ class BucketClaim:
         self._content = prefix + f"{secrets.token_hex(16)} {who}".encode()
 
     async def take(self) -> None:
-        # First of all: no object may appear in a place that belongs to another program.
+        # First of all, because no object may be written to a location of another program.
         await self._location.check_access()
         if self._lease is not None:
             await self._lease.confirm()
@@ -103,7 +103,7 @@ class BucketClaim:
         try:
             content = await self._files.get(_CLAIM)
         except BlobNotFoundError:
-            return  # removed by hand: SlateDB's epochs decide alone
+            return  # removed by hand: SlateDB's epochs alone decide
         except BlobUnavailableError as error:
             raise StorageError(
                 f"cannot read whose store {self._location.url} is: {error}"

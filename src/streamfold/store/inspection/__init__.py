@@ -1,4 +1,4 @@
-"""Reads a whole store and verifies everything that it holds."""
+"""Reads a whole store and verifies its content."""
 
 from streamfold.store.inspection.inspection import inspect_store
 from streamfold.store.inspection.report import CheckCounts, CheckFinding, CheckReport, Severity

@@ -1,4 +1,4 @@
-"""Checks all rows but records: basins, streams, states, forks, tokens, usage, documents."""
+"""Checks all rows except records: basins, streams, states, forks, tokens, usage and documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streamfold.store.rows import (
 )
 from streamfold.store.supervisor import FORMAT_VERSION
 
-#: Says what is wrong with a document, from its kind, id and content; None if nothing is.
+#: Describes what is wrong with a document, given its kind, id and content; None if it is valid.
 DocumentCheck: TypeAlias = Callable[[str, str, bytes], str | None]
 
 
@@ -38,7 +38,7 @@ def _span(kind: int) -> tuple[bytes, bytes]:
 
 
 class CatalogCheck:
-    """Reads the rows of one store, and fills the index of its streams."""
+    """Reads the rows of one store and indexes its streams."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class CatalogCheck:
         self._streams = streams
         self._report = report
         self._check_document = check_document
-        #: Basins with a row, as far as their rows can be read.
+        #: Basins whose rows are readable.
         self._basins: set[str] = set()
         self._basins_damaged = False
-        #: When files of each kind were found without a row, by name.
+        #: When files without a row were found, by kind and name.
         self.leftovers: dict[str, dict[str, int]] = {}
         self._next_id: int | None = None
 
     async def check_format(self) -> None:
-        """Raise FormatUnsupportedError if the store is of a newer version."""
+        """Raise FormatUnsupportedError if a newer version wrote the store."""
         try:
             value = await self._scan.engine.get(keys.FORMAT)
         except TableDamagedError:
@@ -78,7 +78,7 @@ class CatalogCheck:
             )
 
     async def before_records(self) -> None:
-        """Read the rows that say which records there must be."""
+        """Read the rows that determine which records must exist."""
         await self._read_own_rows()
         await self._read_basins()
         await self._read_streams()

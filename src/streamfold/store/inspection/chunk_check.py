@@ -1,4 +1,4 @@
-"""Checks every chunk of every stream: dense seq_nums, times that never decrease, checksums, files."""
+"""Checks every chunk of every stream: gapless seq_nums, non-decreasing times, checksums, files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from streamfold.store.log.chunk_files import FileName, payloads_of
 from streamfold.store.log.chunks import Chunk
 from streamfold.store.log.sealing import Sealing
 
-#: Bytes of neighbouring chunks that are read at once: more than one commit writes.
+#: Maximum bytes of adjacent chunks read at once: more than one commit writes.
 _RUN_MAX = 128 << 20
 
 
 class ChunkCheck:
-    """Reads all chunks in the order of their keys, and notes what each stream holds."""
+    """Reads all chunks in key order, and records what each stream contains."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class ChunkCheck:
         self._blobs = blobs
         self._report = report
         self._advance = advance
-        #: Hashes of the names of the files that rows name: a name takes ten times the memory.
+        #: Hashes of the file names in rows. The names would take ten times the memory.
         self.named_files: set[int] = set()
-        #: Records that are stored and cannot be read, by stream id.
+        #: Records that are stored but unreadable, by stream id.
         self.reported: dict[int, set[range]] = {}
-        #: Chunks whose file is missing, with the key of their row.
+        #: Chunks whose file is missing, with the keys of their rows.
         self.missing_files: list[tuple[bytes, StreamFacts, Chunk]] = []
 
     async def run(self) -> None:
@@ -61,7 +61,7 @@ class ChunkCheck:
                 await self._check_run(run)
 
     def _decoded(self, row: Row) -> tuple[bytes, StreamFacts, Chunk] | None:
-        """The chunk of a row, if it follows the chunk before it."""
+        """Decode a row's chunk and record it as the next of its stream, or None if damaged."""
         key, value = row
         stream_id, last = keys.chunk_parts(key)
         facts = self._streams.facts(stream_id)
@@ -79,7 +79,7 @@ class ChunkCheck:
         return key, facts, chunk
 
     def _skip(self, facts: StreamFacts, last: int, fault: str) -> None:
-        """Report the chunk that ends with record `last`; where it begins is unknown."""
+        """Report the unreadable chunk that ends with record `last`. Its first record is unknown."""
         first = max(facts.end, facts.own_start, facts.trim_point)
         seq_nums = range(min(first, last), last + 1)
         self.note_gap(facts, seq_nums)
@@ -89,7 +89,7 @@ class ChunkCheck:
         facts.end = last + 1
 
     def _follow(self, facts: StreamFacts, chunk: Chunk) -> None:
-        """Note the chunk as the next one of its stream."""
+        """Record the chunk as the next one of its stream."""
         if facts.first is None:
             facts.first = chunk.first_seq_num
         elif chunk.first_seq_num > facts.end:
@@ -116,7 +116,7 @@ class ChunkCheck:
         )
 
     async def _check_run(self, run: Sequence[tuple[bytes, StreamFacts, Chunk]]) -> None:
-        """Check neighbours that are in the same file, or all in rows."""
+        """Check adjacent chunks that are all in the same file, or all in rows."""
         file = run[0][2].part.file
         if not file:
             for _, facts, chunk in run:
@@ -168,7 +168,7 @@ class ChunkCheck:
         self._unreadable(facts, seq_nums, fault, file)
 
     def note_gap(self, facts: StreamFacts, seq_nums: range) -> None:
-        """Note records that are stored, but cannot be read; they have a finding of their own."""
+        """Record a gap of stored but unreadable records, which a separate finding reports."""
         facts.gaps.append(seq_nums)
         self.reported.setdefault(facts.id, set()).add(seq_nums)
 
@@ -179,13 +179,13 @@ class ChunkCheck:
         self._streams.find("records_damaged", facts, message, seq_nums=seq_nums, file=file)
 
     def file_of(self, facts: StreamFacts, seq_nums: range) -> str | None:
-        """The damaged table that should have these records of a stream."""
+        """Return the damaged table that should contain these records of a stream."""
         start, end = keys.chunk(facts.id, seq_nums.start), keys.chunk(facts.id, seq_nums.stop)
         return self._scan.file_of(KeySpan(start, end + b"\x00"))
 
 
 def _fault_of(chunk: Chunk) -> str | None:
-    """What is wrong with a chunk in the clear; None if its records are what its header says."""
+    """Return what is wrong with an unsealed chunk, or None if its records match its header."""
     index = measure(chunk.payload)
     if index.count != chunk.records:
         return f"a chunk has {index.count} records, but its header says {chunk.records}"

@@ -29,9 +29,9 @@ from streamfold.store.log.chunk_files import FileName
 from streamfold.store.rows import SnapshotRow
 from streamfold.store.settings import StoreSettings
 
-#: Bytes of a snapshot that are read at a time.
+#: Bytes of a snapshot read at a time.
 _PIECE: Final = 4 << 20
-#: Seconds beyond their grace after which upkeep should have deleted files that no row names.
+#: Seconds after the grace period by which upkeep should have deleted files that no row names.
 _OVERDUE: Final = 86_400.0
 _PARTS: Final = "parts/"
 
@@ -43,25 +43,25 @@ class SnapshotHash(Protocol):
     def hexdigest(self) -> str: ...
 
 
-#: Makes the hash of a snapshot with that content type.
+#: Creates the hash for a snapshot of a content type.
 NewSnapshotHash: TypeAlias = Callable[[str], SnapshotHash]
 
 
 class DatabaseCheck:
-    """Checks SlateDB's files, before anything is read through SlateDB."""
+    """Checks SlateDB's files before anything is read through SlateDB."""
 
     def __init__(self, location: Location, files: StoreFiles, report: CheckReport) -> None:
         self._location = location
         self._files = files
         self._report = report
-        #: Records in log files that cannot be replayed, with the first of these, by stream id.
+        #: Records in log files that cannot be replayed, with the first such file, by stream id.
         self._lost: dict[int, tuple[range, str]] = {}
 
     def _find(self, code: str, message: str, file: str, **more: Any) -> None:
         self._report.add(CheckFinding(code=code, message=message, file=file, **more))
 
     async def check_tables(self, manifest: SlateManifest) -> None:
-        """Check that every table exists, and the parts of it that a scan does not read."""
+        """Check that every table exists, and check its filter, which a scan does not read."""
         sizes = {
             meta.key.rpartition("/")[2]: meta.size
             async for meta in self._files.database.list("compacted/")
@@ -79,7 +79,7 @@ class DatabaseCheck:
                 self._find("filter_damaged", message, file)
 
     async def check_restore_point(self) -> None:
-        """On local disk: what a start after a power cut needs must be there."""
+        """On local disk, check that everything needed to start after a power cut exists."""
         folder = self._location.folder
         if folder is None:
             return
@@ -87,7 +87,7 @@ class DatabaseCheck:
             point = read_restore_point(folder)
             fault = await self._fault_of(folder, point) if point and point.manifest else None
             if fault is not None and read_restore_point(folder) != point:
-                await self.check_restore_point()  # the server replaced it meanwhile
+                await self.check_restore_point()  # the server replaced the restore point meanwhile
                 return
         except DataCorruptError as error:
             fault = str(error)
@@ -96,7 +96,7 @@ class DatabaseCheck:
             self._find("restore_point_damaged", message, f"{DATABASE}/{MARKER}")
 
     async def _fault_of(self, folder: Path, point: RestorePoint) -> str | None:
-        """What a start from the restore point would miss; None if it has everything."""
+        """Return what a start from the restore point would miss, or None if everything exists."""
         try:
             manifest = await open_admin(self._location).read_manifest(point.manifest)
         except EngineError as error:
@@ -111,7 +111,7 @@ class DatabaseCheck:
         return f"the table {absent[0]!r} is missing" if absent else None
 
     async def check_log(self, manifest: SlateManifest) -> bool:
-        """Read every log file after `manifest`; False if one is damaged."""
+        """Read every log file after `manifest`. Returns False if one is damaged."""
         after = manifest.replay_after
         log = await self._files.log_files(after)
         self._report.counts.log_files = len(log.files)
@@ -129,12 +129,12 @@ class DatabaseCheck:
         return False
 
     async def _first_damage(self, after: int, log: LogFiles) -> tuple[int, str, int] | None:
-        """Number and fault of the first damaged log file, and the number of the last file."""
+        """Return the number and fault of the first damaged log file, and the last file's number."""
         reader = log_reader(self._location)
         folder = self._location.folder
         point = read_restore_point(folder) if folder is not None else None
         if folder is not None and point is not None:
-            # Marks of writers since the restore point are as many as there are.
+            # Any number of writers may have left marks since the restore point.
             damage = await WalFiles(folder).first_damage(
                 reader, point, after, float("inf"), read=False
             )
@@ -146,7 +146,7 @@ class DatabaseCheck:
         return None if log.missing is None else (log.missing, "is missing", log.end)
 
     async def _name_lost(self, first: int, last: int, file: str) -> None:
-        """Name the records of these log files, as far as the files can be read."""
+        """Find the records in these log files, as far as the files are readable."""
         reader = log_reader(self._location)
         spans: dict[int, range] = {}
         written = {
@@ -174,7 +174,10 @@ class DatabaseCheck:
         self._lost = {stream_id: (span, file) for stream_id, span in spans.items()}
 
     def report_lost(self, streams: StreamIndex) -> None:
-        """Report the records in log files that cannot be replayed, once streams have names."""
+        """Report the records in log files that cannot be replayed.
+
+        Call once stream names are known.
+        """
         for stream_id, (span, file) in sorted(self._lost.items()):
             facts = streams.facts(stream_id)
             message = f"{describe(span)} of {facts.label} are in log files that cannot be replayed"
@@ -187,7 +190,7 @@ def _number(meta: BlobMeta) -> int:
 
 
 class SnapshotCheck:
-    """Checks that every snapshot has its bytes."""
+    """Checks that every snapshot's bytes exist."""
 
     def __init__(
         self,
@@ -204,7 +207,7 @@ class SnapshotCheck:
         self._report = report
         self._new_hash = new_hash
         self._advance = advance
-        #: Hashes of the names of the blobs that rows name.
+        #: Hashes of the blob names in rows.
         self.named: set[int] = set()
 
     async def run(self) -> None:

@@ -1,9 +1,8 @@
-"""Checks a whole store, running or stopped, and changes nothing that it holds.
+"""Checks a whole store, running or stopped, without changing its content.
 
 A freeze (`engine/freeze.py`) keeps the files of the newest state in place. SlateDB's reader replays the
-log on top of that state once, and stays there: everything that is checked is from one moment, and every
-record acknowledged before the check began is in it. The server beside it continues, except that it
-deletes files later.
+log on top of that state once and stays at the result. So the check covers one moment, including every
+record acknowledged before it began. A running server continues, but deletes files later.
 
 The reader must have the tables that the freeze pins. It opens a moment later, so if the tables have
 changed by then, both start again.
@@ -37,12 +36,12 @@ from streamfold.store.inspection.stream_check import StreamCheck
 from streamfold.store.inspection.stream_index import StreamIndex
 from streamfold.store.read_only import ReaderEngine
 
-#: Attempts to open a reader that has the tables of a freeze.
+#: Attempts to open a reader with the same tables as a freeze.
 _ATTEMPTS: Final = 10
 
 
 class _TablesChangedError(StorageError):
-    """The reader has other tables than the freeze."""
+    """Raised if the reader's tables differ from those of the freeze."""
 
 
 async def inspect_store(
@@ -53,9 +52,10 @@ async def inspect_store(
     progress: Callable[[int, int], None] = lambda done, total: None,
     environment: Mapping[str, str] = os.environ,
 ) -> CheckReport:
-    """Check the store at `store`, a URL or a folder; it may be in use.
+    """Check the store at `store`, a URL or a folder. It may be in use.
 
-    Raises only if the store cannot be checked: it is none, is of a newer version, or storage fails.
+    Raises only if the store cannot be checked: it does not exist, a newer version wrote it, or
+    storage fails.
     """
     url = store_url(store)
     check_is_store(url)
@@ -80,7 +80,7 @@ async def inspect_store(
 
 
 class _Inspection:
-    """One check on its way."""
+    """A check in progress."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a check of a store found, and the scan of its rows that notes what cannot be read."""
+"""The findings of a check, and a scan of the store's rows that records unreadable ones."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from streamfold.errors import DataCorruptError
 from streamfold.store import rows
 from streamfold.store.engine.engine import Engine, KeySpan, Row, TableDamagedError
 
-#: Findings that are listed one by one; beyond that they are counted.
+#: Findings listed individually. Further ones are only counted.
 _LISTED_MAX: Final = 1000
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
-    #: Something that was acknowledged cannot be read, or will not be.
+    #: Something acknowledged is unreadable, or will be.
     DAMAGE = "damage"
-    #: Something is not as it should be, and costs no data.
+    #: Something is not as it should be, but no data is lost.
     WARNING = "warning"
 
 
 class CheckFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that is wrong."""
+    """One problem in a store."""
 
-    #: Stable; `docs/operations/checking.md` lists them.
+    #: Stable. `docs/operations/checking.md` lists the codes.
     code: str
     #: A sentence for operators.
     message: str
@@ -37,15 +37,15 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     basin: str | None = None
     stream: str | None = None
     stream_id: int | None = None
-    #: The records concerned: the first, and the one after the last.
+    #: The affected records: the first, and the one after the last.
     first_seq_num: int | None = None
     next_seq_num: int | None = None
-    #: The file concerned, below the location of the store.
+    #: The affected file, relative to the store's location.
     file: str | None = None
 
 
 class CheckCounts(msgspec.Struct):
-    """What a check read."""
+    """Counts of what a check read."""
 
     rows: int = 0
     basins: int = 0
@@ -55,7 +55,7 @@ class CheckCounts(msgspec.Struct):
     access_tokens: int = 0
     documents: int = 0
     chunks: int = 0
-    #: Chunks whose records are encrypted, so that only their place, size and checksum were checked.
+    #: Chunks with encrypted records, of which only position, size and checksum were checked.
     sealed_chunks: int = 0
     records: int = 0
     chunk_files: int = 0
@@ -65,10 +65,10 @@ class CheckCounts(msgspec.Struct):
     tables: int = 0
     table_bytes: int = 0
     log_files: int = 0
-    #: Files that no row names, and their bytes: upkeep deletes them after a grace of days.
+    #: Files that no row names, and their bytes. Upkeep deletes them after a grace period of days.
     unnamed_files: int = 0
     unnamed_bytes: int = 0
-    #: Parts of snapshots that are not published.
+    #: Unpublished snapshot parts.
     staged_parts: int = 0
 
 
@@ -76,17 +76,17 @@ class CheckReport(msgspec.Struct):
     """The result of a check."""
 
     store: str
-    #: The format of the store; None if it cannot be read.
+    #: The store's format; None if it is unreadable.
     format: int | None = None
     counts: CheckCounts = msgspec.field(default_factory=CheckCounts)
     findings: list[CheckFinding] = []
-    #: Findings that are not in the list, because it is full.
+    #: Findings that are not listed because the list is full.
     unlisted: int = 0
     seconds: float = 0.0
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged."""
+        """Whether no damage was found and every finding is listed."""
         return not self.unlisted and not any(
             finding.severity is Severity.DAMAGE for finding in self.findings
         )
@@ -98,22 +98,22 @@ class CheckReport(msgspec.Struct):
             self.unlisted += 1
 
 
-#: Rows of the first page of a scan.
+#: Rows in the first page of a scan.
 _FIRST = 100
 
 
 class RowScan:
-    """Scans one engine; counts rows, and reports those that cannot be read."""
+    """Scans one engine, counts its rows and reports unreadable ones."""
 
     def __init__(self, engine: Engine, report: CheckReport, advance: Callable[[int], None]) -> None:
         self.engine = engine
         self._report = report
         self._advance = advance
-        #: Spans of keys that cannot be read, with the damaged file.
+        #: Unreadable key spans, with the damaged file of each.
         self.damage: list[TableDamagedError] = []
 
     async def pages(self, start: bytes, end: bytes, kind: str) -> AsyncGenerator[list[Row]]:
-        """The rows with `start` <= key < `end` that can be read; `kind` names them in findings."""
+        """Yield the readable rows with `start` <= key < `end`. `kind` names them in findings."""
         while start < end:
             try:
                 async with aclosing(
@@ -140,11 +140,11 @@ class RowScan:
         )
 
     def file_of(self, span: KeySpan) -> str | None:
-        """The damaged file that should have the rows of `span`; None if none is known."""
+        """Return the damaged file that should contain the rows of `span`; None if none is known."""
         return next((error.file for error in self.damage if error.span.overlaps(span)), None)
 
     def decode(self, value: bytes, kind: type[rows.Row], subject: str) -> rows.Row | None:
-        """A row; None, and a finding, if it cannot be read."""
+        """Decode a row. If it cannot be read, add a finding and return None."""
         try:
             return rows.decode(value, kind)
         except DataCorruptError as error:
@@ -152,6 +152,6 @@ class RowScan:
             return None
 
     def bad_row(self, subject: str, fault: str) -> None:
-        """Report a row that says something impossible."""
+        """Report a row with impossible content."""
         message = f"{subject} is wrong: {fault}"
         self._report.add(CheckFinding(code="row_damaged", message=message))

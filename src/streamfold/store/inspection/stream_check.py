@@ -1,4 +1,4 @@
-"""Compares what streams and forks must hold with the records that are stored."""
+"""Compares the records that streams and forks must have with those that are stored."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from streamfold.store.read_only import ReaderEngine
 
 
 class StreamCheck:
-    """Checks all streams after their chunks were read."""
+    """Checks all streams after their chunks have been read."""
 
     def __init__(self, streams: StreamIndex, chunks: ChunkCheck) -> None:
         self._streams = streams
         self._chunks = chunks
 
     async def check_missing_files(self, now: ReaderEngine) -> None:
-        """Report chunks without their file, unless nobody needs them; `now` has the newest state.
+        """Report chunks whose file is missing and still needed. `now` has the newest state.
 
-        A file goes before its row: a chunk that is trimmed, and that no fork needs, may lack it. A
-        server of an earlier version also deletes files that were needed when this check began.
+        A file is deleted before its row, so the file of a trimmed chunk that no fork needs may be
+        missing. A server of an earlier version also deletes files that were needed when this check
+        began.
         """
         for key, facts, chunk in self._chunks.missing_files:
             if not self._needed(facts, chunk.last_seq_num) or await now.get(key) is None:
@@ -35,7 +36,7 @@ class StreamCheck:
             self._streams.find("chunk_file_missing", facts, message, seq_nums=seq_nums, file=file)
 
     def _needed(self, facts: StreamFacts, last_seq_num: int) -> bool:
-        """Whether the stream or a fork of it can return this record."""
+        """Return whether the stream or one of its forks can return this record."""
         if last_seq_num >= facts.trim_point and not facts.purged:
             return True
         forks = [self._streams.by_id[fork] for fork in facts.forks if fork in self._streams.by_id]
@@ -54,7 +55,7 @@ class StreamCheck:
                 self._check_lineage(facts)
 
     def _check_owner(self, facts: StreamFacts) -> None:
-        """Rows and records belong to a stream with a name, or to one that is being deleted."""
+        """Check that rows and records belong to a named stream, or to one being deleted."""
         if facts.row is not None or facts.purged or self._streams.names_damaged:
             return
         if facts.first is None and facts.state is None:
@@ -100,7 +101,7 @@ class StreamCheck:
             self._report_missing(facts, facts, seq_nums)
 
     def _check_lineage(self, fork: StreamFacts) -> None:
-        """Every inherited record that the fork can return must be stored by its writer."""
+        """Check that every inherited record that the fork can return is stored by its writer."""
         start = fork.trim_point
         for segment in fork.lineage:
             source = self._streams.by_id.get(segment.stream_id)
@@ -128,7 +129,7 @@ class StreamCheck:
         self._streams.find("records_missing", facts, message, seq_nums=seq_nums, file=file)
 
     def _reported(self, facts: StreamFacts) -> set[range]:
-        """Gaps that have a finding of their own: chunks that are stored, but cannot be read."""
+        """Return gaps that a separate finding reports: chunks that are stored but unreadable."""
         return self._chunks.reported.get(facts.id, set())
 
     def _check_held(self, facts: StreamFacts) -> None:

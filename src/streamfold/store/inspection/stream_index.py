@@ -1,6 +1,6 @@
-"""What the rows of a store say about its streams, by stream id.
+"""Indexes what a store's rows say about its streams, by stream id.
 
-Takes some 600 bytes of memory per stream.
+Takes about 600 bytes of memory per stream.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from streamfold.store.rows import HeldRow, Segment, StateRow, StreamRow
 
 @dataclass(slots=True)
 class StreamFacts:
-    """One stream: what its rows say, and which of its records are stored."""
+    """One stream: the content of its rows, and the range of its stored records."""
 
     id: int
     basin: str | None = None
     name: str | None = None
     row: StreamRow | None = None
     state: StateRow | None = None
-    #: Whether the row of its state cannot be read.
+    #: Whether its state's row is unreadable.
     state_damaged: bool = False
     #: Whether background work is removing it.
     purged: bool = False
     #: Forks that need its records, by id.
     forks: set[int] = field(default_factory=set)
     bytes_row: HeldRow | None = None
-    #: The first record that is stored, and the one after the last; None if there is none.
+    #: The first stored record, and the one after the last. None if there is none.
     first: int | None = None
     end: int = 0
     last_timestamp: int = 0
-    #: Records within that cannot be read.
+    #: Unreadable records within that range.
     gaps: list[range] = field(default_factory=list)
-    #: Metered bytes of the chunks that `held` counts.
+    #: Metered bytes of the chunks that `bytes_row` counts.
     metered: int = 0
 
     @property
@@ -58,18 +58,18 @@ class StreamFacts:
         state = self.state or StateRow()
         if state.tail is not None:
             return state.tail.seq_num
-        # Formats before 4: the last chunk says it.
+        # Formats before 4 did not store the tail: it follows the last chunk.
         return max(self.end, state.bare_seq_num, self.own_start)
 
     @property
     def label(self) -> str:
-        """The stream in messages."""
+        """The stream's name, for messages."""
         if self.name is None:
             return f"the stream with id {self.id}, whose name is unknown,"
         return f"stream {self.name!r} in basin {self.basin!r}"
 
     def missing(self, first: int, end: int) -> Iterator[range]:
-        """The records of `[first, end)` that are not stored, or cannot be read."""
+        """Yield the records of `[first, end)` that are missing or unreadable."""
         if first >= end:
             return
         if self.first is None:
@@ -91,7 +91,7 @@ class StreamIndex:
     def __init__(self, report: CheckReport) -> None:
         self._report = report
         self.by_id: dict[int, StreamFacts] = {}
-        #: Whether rows with names of streams cannot be read: then an unknown id proves nothing.
+        #: Whether rows with stream names are unreadable. If so, an unknown id proves nothing.
         self.names_damaged = False
 
     def facts(self, stream_id: int) -> StreamFacts:
@@ -127,7 +127,7 @@ class StreamIndex:
 
 
 def describe(seq_nums: range) -> str:
-    """Records in messages."""
+    """Describe records in a message."""
     if len(seq_nums) == 1:
         return f"record {seq_nums.start}"
     return f"records {seq_nums.start} to {seq_nums.stop - 1}"

@@ -1,4 +1,4 @@
-"""Append requests, which every face uses, and admission, which they wait for."""
+"""Append requests, which every face uses, and admission control for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AppendRequest(msgspec.Struct):
     key: SealingKey | None = None
     #: Configures the stream if this append creates it; None = the stream must exist.
     create_with: StreamConfigLayer | None = None
-    #: Called if the stream has a content type.
+    #: Checks the batches if the stream has a content type.
     check: ContentCheck | None = None
 
     @classmethod

@@ -48,8 +48,8 @@ from streamfold.store.log.chunks import Chunk, FilePart, StoredChunk
 _THREAD_FROM: Final = 64 << 10
 #: Listed files after which the sweep yields to other tasks: 2 us each.
 _LISTED_AT_ONCE: Final = 256
-#: Maximum files per epoch without a row because their commits were in flight: more than the default
-#: limit of 64 MiB in flight can have.
+#: Maximum files per epoch that lack a row because their commits were in flight: more than the
+#: default limit of 64 MiB in flight allows.
 _FAILED_MAX: Final = 16_384
 _NAME = re.compile(r"([0-9a-f]{8})/([0-9a-f]{8})/([0-9a-f]{3})-([0-9a-f]{16})-([0-9a-f]{16})")
 
@@ -75,7 +75,7 @@ class FileName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
-        """Parse `name`; None if it does not name a chunk file."""
+        """Parse `name`. Returns None if it does not name a chunk file."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -228,7 +228,7 @@ def _may_name(value: bytes, file: str) -> bool:
 
 
 def _part_of(value: bytes) -> FilePart | None:
-    """Return where the chunk of a row is in a file; None if it is in the row or unreadable."""
+    """Return where the chunk of a row is in a file, or None if it is in the row or unreadable."""
     try:
         chunk = chunks.decode(value)
     except StorageError:
@@ -275,7 +275,7 @@ def _cause(errors: BaseExceptionGroup[Exception]) -> Exception:
 
 
 def _translated(error: Exception) -> Exception:
-    """What a change of a file failed for, if the disk is full or the device is to blame."""
+    """Return a full-disk or device error if one caused `error`, else `error` itself."""
     if not isinstance(error.__cause__, OSError):
         return error
     if is_disk_full(error.__cause__):

@@ -109,7 +109,7 @@ def _stream_row(ref: StreamRef, value: bytes | None) -> StreamRow | Exception:
         row = rows.decode(value, StreamRow)
     except DataCorruptError as error:
         return stream_damaged(ref, None, error)
-    # Nearly all streams share a few configurations. Nobody else has this row yet.
+    # Nearly all streams share a few configurations. No other caller has this row yet.
     msgspec.structs.force_setattr(row, "config", shared(row.config))
     return row
 

@@ -43,7 +43,7 @@ _compressors = _Compressors()
 
 
 def pack(payload: bytes | memoryview) -> bytes | None:
-    """Compress `payload`; None if that saves little."""
+    """Compress `payload`. Returns None if that saves little."""
     size = len(payload)
     if not _PACK_FROM <= size <= _PACK_MAX:
         return None

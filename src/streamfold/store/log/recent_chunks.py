@@ -84,7 +84,7 @@ class RecentChunks:
             self._forget_oldest()
 
     def since(self, stream_id: int, seq_num: int) -> list[Chunk]:
-        """Return the chunks from the one that holds `seq_num`; empty if that one is not cached."""
+        """Return the chunks from the one that holds `seq_num`, or none if that one is not cached."""
         stream = self._streams.get(stream_id)
         if stream is None or seq_num < stream.chunks[stream.gone].first_seq_num:
             return []
@@ -100,9 +100,10 @@ class RecentChunks:
         return chunks
 
     def to_tail(self, stream_id: int, seq_num: int, tail: StreamPosition) -> ReadBatch | None:
-        """The records from `seq_num` to `tail` as one batch, the same object for all callers.
+        """Return the records from `seq_num` to `tail` as one batch, shared by all callers.
 
-        None if some are not in memory, or are sealed, or are too many for one batch.
+        Returns None if some are not in memory, some are sealed, or there are too many for one
+        batch.
         """
         stream = self._streams.get(stream_id)
         if stream is None:

@@ -69,7 +69,7 @@ _ENDLESS: Final = Lifetime(None, 0)
 
 
 def age_limit(config: StreamConfig) -> int | None:
-    """Milliseconds for which a record is kept after its arrival; None = no limit."""
+    """Return the milliseconds for which a record is kept after its arrival, or None for no limit."""
     return None if config.retention == INFINITE else int(config.retention) * 1000
 
 
@@ -94,7 +94,7 @@ class Expiry(msgspec.Struct, frozen=True, gc=False):
     arrivals: array[int] = _NONE
 
     def moved(self, horizon: int) -> Expiry | None:
-        """Return the boundary for records that arrived before `horizon`; None if unknown."""
+        """Return the boundary for records that arrived before `horizon`, or None if unknown."""
         index = bisect_left(self.arrivals, horizon)
         if index == len(self.arrivals):
             return None

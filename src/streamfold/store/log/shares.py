@@ -27,9 +27,9 @@ from streamfold.store.log.tail_waiters import reject
 if TYPE_CHECKING:
     from streamfold.store.log.stream_log import StreamLog
 
-#: Bytes of records and rows, and number of rows, from which a batch is built in a thread. A thread
+#: Bytes of records and rows, and number of rows, from which a thread builds the commit. A thread
 #: costs 0.2 ms, or 2 ms on a busy machine. Copying takes 4 ms per MiB, most of it without the GIL.
-#: Small rows take 3 to 12 us each, so very many would block the event loop.
+#: Small rows take 3 to 12 us each, so thousands would block the event loop.
 _THREAD_FROM_BYTES: Final = 192 << 10
 _THREAD_FROM_ROWS: Final = 600
 
@@ -134,9 +134,12 @@ async def build(
     files: ChunkFiles,
     prepare: Callable[[list[Op]], WriteBatch],
 ) -> Built:
-    """The rows of `shares`, in order, and `rows` after them; never holds the event loop for long.
+    """Build the rows of `shares`, in order, followed by `rows`.
 
-    One thread does all of it: each change of threads may cost more than the work.
+    Never blocks the event loop for long.
+
+    A single thread does all the work, because each switch between threads may cost more than the
+    work.
     """
 
     def build_all() -> Built:
@@ -150,8 +153,8 @@ async def build(
         ops += rows
         return Built(prepare(ops), new)
 
-    # Rows may be large too: a subscription's is up to 1 MiB, and many may arrive at once. A stream
-    # has one row per producer.
+    # Rows may be large too: a subscription's row is up to 1 MiB, and many may arrive at once. A
+    # stream has one row per producer.
     size = sum([share.metered for share in shares]) + size_of(rows)
     count = sum([1 + len(share.rows) for share in shares]) + len(rows)
     if size >= _THREAD_FROM_BYTES or count >= _THREAD_FROM_ROWS:

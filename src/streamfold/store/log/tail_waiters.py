@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from streamfold.errors import StreamfoldError
 
-#: Followers woken per event loop iteration: serving them takes a quarter of a millisecond, after
-#: which other tasks, above all appends, run.
+#: Followers woken per event loop iteration. Serving them takes a quarter of a millisecond. Then
+#: other tasks run, above all appends.
 WAKES_PER_STEP: Final = 32
 #: Seconds between rounds, per follower. Serving a follower over HTTP takes about 7 us of event loop
-#: time. So the followers of one stream use less than half of it, and 1000 of them get 15 ms of
+#: time. So one stream's followers use less than half of that time, and 1000 of them get 15 ms of
 #: appends at once.
 PAUSE_PER_WAITER: Final = 15e-6
 #: Seconds by which a timer may fire early, because uvloop counts whole milliseconds.

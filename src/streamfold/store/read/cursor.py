@@ -30,7 +30,7 @@ from streamfold.store.read.seek import (
 )
 from streamfold.store.rows import Segment
 
-#: Bytes read by a reader after which storage prefetches for it.
+#: Bytes a reader must have read before storage prefetches for it.
 _EAGER_FROM = 8 << 20
 #: Metered bytes from which a compressed chunk is decompressed in a thread, at 1 ms per MiB.
 _THREAD_FROM = 256 << 10
@@ -42,9 +42,9 @@ _LOAD_BYTES, _LOADS_AHEAD = 1 << 20, 2
 class Cursor:
     """A position in a stream, with about 1 MiB of what follows read ahead.
 
-    The few that read fast (`OpenScans.room_for_eager`) have 3 MiB. A cursor holds no more than that
-    however slow its caller is, and less when many others read: it finds newer records in memory if they
-    are recent, else in storage.
+    A few fast readers (`OpenScans.room_for_eager`) have 3 MiB. However slow its caller is, a cursor
+    never holds more, and it holds less when there are many other readers. It finds newer records in
+    memory if they are recent, else in storage.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Cursor:
         return self.seq_num >= self._log.durable.seq_num
 
     async def next(self, *, fill: bool) -> ReadBatch | None:
-        """Return the next batch; None at the tail or at the end of the read.
+        """Return the next batch, or None at the tail or at the end of the read.
 
         Without `fill`, a batch ends where a stored chunk ends, so that nothing is decoded. With
         `fill`, it has as many records as the limits allow.
@@ -133,7 +133,7 @@ class Cursor:
         return at_tail and self._scan is None and not self._ahead
 
     def live(self) -> ReadBatch | None:
-        """The records up to the tail as one batch that all followers share; None if there is none.
+        """Return the records up to the tail as one batch that all followers share, if possible.
 
         Sealed records are never shared: each reader unseals them with its own key.
         """
@@ -202,7 +202,7 @@ class Cursor:
         return False
 
     async def _peek(self) -> Chunk | None:
-        """Return the chunk that holds the next record; None at the tail.
+        """Return the chunk that holds the next record, or None at the tail.
 
         Raises StreamDamagedError if it cannot be read. Then `seq_num` is past everything before it.
         """
@@ -250,7 +250,7 @@ class Cursor:
             await self._read_ahead()
 
     def _end_of(self, chunk: Chunk) -> int:
-        """The first record after the stream's part of `chunk`: a fork may inherit a part only."""
+        """Return where the stream's part of `chunk` ends: a fork may inherit only a part."""
         return next_segment(chunk, self._log.row, chunk.first_seq_num)
 
     async def _unpack_first(self) -> None:

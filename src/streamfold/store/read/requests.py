@@ -116,7 +116,7 @@ class ReadBatch(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Allowance:
-    """What a read may still return."""
+    """The records and bytes that a read may still return."""
 
     count: int | None
     bytes: int | None

@@ -111,7 +111,7 @@ async def _bounds_from(
 async def seek_timestamp(
     mount: Mount, log: StreamLog, timestamp: int, key: SealingKey | None
 ) -> int:
-    """Return the first seq_num at or after `timestamp`; the tail if there is none."""
+    """Return the first seq_num at or after `timestamp`, or the tail if there is none."""
     while True:
         first = log.readable_from
         try:
@@ -213,7 +213,7 @@ async def _loaded(mount: Mount, log: StreamLog, chunk: Chunk) -> Chunk:
 async def damaged_records(
     mount: Mount, log: StreamLog, seq_num: int, error: TableDamagedError
 ) -> StreamDamagedError:
-    """The error for a read of record `seq_num`, with all records up to the next that can be read."""
+    """Return the error for a read of record `seq_num`, covering all records up to a readable one."""
     segment = segment_of(log.row, seq_num)
     limit = int(log.durable.seq_num) if segment is None else segment.end
     chunk = await _chunk_after(mount, log.row, seq_num, error)
@@ -257,7 +257,7 @@ async def chunks_behind_damage(mount: Mount, log: StreamLog, seq_num: int) -> Ch
 async def _chunk_after(
     mount: Mount, row: StreamRow, seq_num: int, error: TableDamagedError
 ) -> Chunk | None:
-    """The first chunk after the damage that a read of record `seq_num` met; None if there is none."""
+    """Return the first chunk after the damage that a read of record `seq_num` met, if any."""
     _, end = span_from(row, seq_num)
     start = error.span.end
     while start < end:
@@ -277,10 +277,12 @@ async def _around(
     reading: Awaitable[Chunk | None],
     gaps: dict[int, StreamDamagedError],
 ) -> Chunk | None:
-    """Return the result of `reading`, or a stand-in for a damaged chunk, as late as the next one.
+    """Return the result of `reading`.
 
-    So a search takes damaged records for later than they are: retention never removes records
-    because they are unreadable. Adds them to `gaps`.
+    For a damaged chunk, return a stand-in as late as the next chunk.
+
+    So a search treats damaged records as later than they are, and retention never removes records
+    because they are unreadable. Adds the damaged records to `gaps`.
     """
     try:
         return await reading

@@ -1,9 +1,9 @@
 """Background work: retention, deletion of trimmed records, streams and basins, and usage.
 
-Its cost follows from what is due and what was appended, not from how many streams there are.
+Its cost depends on what is due and what was appended, not on the number of streams.
 
-It can stop at any point and resume: rows in storage list the work, and every step can be repeated. It
-works in small commits, so that it never delays appends.
+It can stop at any point and resume, because rows in storage list the work and every step can be
+repeated. Its commits are small, so it never delays appends.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ from streamfold.store.usage.recorder import UsageKeeper
 
 logger = logging.getLogger(__name__)
 
-#: Part of the time between two passes for which one visits streams; the rest is visited in the next.
+#: Fraction of the time between two passes that a pass may spend visiting streams. The next pass
+#: visits the rest.
 _VISITING = 0.1
-#: Seconds that upkeep may take to end when the store is closed.
+#: Seconds that upkeep may take to finish when the store is closed.
 _CLOSING_SECONDS = 2.0
-#: Seconds after which appends are counted again if that failed.
+#: Seconds until appends are counted again after a failure.
 _RETRY_SECONDS = 1.0
 
 
@@ -67,14 +68,14 @@ class Upkeep:
     parts: StagedParts
     leftover_chunks: Leftovers
     now: Callable[[], int]
-    #: Seconds from one whole pass to the next.
+    #: Seconds from one full pass to the next.
     interval: float
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Allows one pass at a time.
+    #: Held by the current pass, so that passes do not overlap.
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-    #: Streams that are due before the next pass.
+    #: Streams due before the next pass.
     _due: DueTimes = field(init=False)
-    #: All streams.
+    #: The due times of all streams.
     _ranges: DueRanges = field(default_factory=DueRanges)
     _clean_up: CleanUp = field(init=False)
     _ended: bool = False
@@ -96,7 +97,7 @@ class Upkeep:
         self._wake.set()
 
     def on_trimmed(self, log: StreamLog, at: int) -> None:
-        """Schedule the deletion of trimmed records of `log` at the time `at`."""
+        """Schedule the deletion of trimmed records of `log` at time `at` (ms since the Unix epoch)."""
         if at <= self.now():
             self.request_pass()
         else:
@@ -109,18 +110,18 @@ class Upkeep:
             self._schedule_check(ref, row.created_at + min_age * 1000)
 
     def _schedule_check(self, ref: StreamRef, at: int) -> None:
-        """Check the stream at `at`, or in the first pass after that if it is not soon."""
+        """Schedule a check of the stream at `at`, or in the first pass after it if that is far off."""
         if at - self.now() <= self.interval * 1000:
             self._due.add(at, ref)
         else:
             self._ranges.add(ref, at)
 
     def _check_if_emptied(self, log: StreamLog) -> None:
-        """Check the stream when it may be deleted as empty, after records of it were deleted."""
+        """Schedule a check for delete-on-empty after records of the stream were deleted."""
         self._schedule_check(log.ref, self._empty_at(log))
 
     async def run(self) -> None:
-        """Work until cancelled: everything every `interval` seconds, each stream when it is due."""
+        """Run a pass every `interval` seconds, and visit streams when due, until cancelled."""
         try:
             with _continuing():
                 await self.snapshots.sweep()
@@ -150,16 +151,16 @@ class Upkeep:
             self._due.close()
 
     async def _delete_obsolete(self) -> None:
-        """Delete the rows of earlier builds that nothing reads any more."""
+        """Delete rows that earlier builds wrote and nothing reads any more."""
         span = keys.OBSOLETE_START, keys.OBSOLETE_END
         async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
             async for page in pages:
                 await self.mount.committer.write([(key, None) for key, _ in page])
 
     async def settle(self) -> None:
-        """Count appends whenever they were to many streams, until cancelled.
+        """Until cancelled, update the counts whenever many streams were appended to.
 
-        Passes do not wait for this, nor this for them: appends go on while one visits all streams.
+        Runs independently of passes, because appends continue while a pass visits all streams.
         """
         held_bytes = self.usage.held_bytes
         while True:
@@ -170,13 +171,13 @@ class Upkeep:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def run_once(self) -> None:
-        """One whole pass; usage is durable after it."""
+        """Run one full pass. Usage is durable afterwards."""
         await self._pass()
         async with self._turn():
             await self.usage.write()
 
     async def rest(self) -> None:
-        """Store what the next opening would have to count, and change nothing any more."""
+        """Store what the next opening would otherwise have to count, then make no more changes."""
         try:
             async with asyncio.timeout(_CLOSING_SECONDS), self._turn():
                 await self.usage.held_bytes.keep()
@@ -190,7 +191,7 @@ class Upkeep:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Exclude other passes; StoreClosingError once the store is being closed."""
+        """Exclude other passes. Raises StoreClosingError once the store is being closed."""
         async with self._busy:
             if self._ended:
                 raise StoreClosingError
@@ -212,13 +213,13 @@ class Upkeep:
             ):
                 try:
                     await step()
-                except DataCorruptError as error:  # the next pass tries again
+                except DataCorruptError as error:  # the next pass retries
                     self.mount.damage.note_row(effect, error)
 
     async def _delete_leftovers(self) -> None:
-        """Look for files without a row again once some of those that were found may be deleted.
+        """Search for files without a row again once some of those found may be deleted.
 
-        Also if no search has succeeded yet; the rest of the pass needs none.
+        Also searches if no search has succeeded yet. The rest of the pass does not depend on this.
         """
         try:
             if self.snapshots.leftovers.due_at <= self.now():
@@ -243,7 +244,10 @@ class Upkeep:
             await self._delete_basin(BasinName(name))
 
     async def _delete_basin(self, basin: BasinName) -> None:
-        """Delete the basin's streams; without any, delete the basin. `_purge` has it called again."""
+        """Delete the basin's streams, or the basin itself once they are gone.
+
+        `CleanUp` requests another pass after removing each stream.
+        """
         left = 0
         span = keys.streams_from(basin, "", after=False), keys.streams_end(basin)
         async with aclosing(self.mount.engine.scan(*span, first=100)) as pages:
@@ -254,7 +258,8 @@ class Upkeep:
         if left:
             return
         async with self.catalog.locks.hold(basin):
-            # Streams may be on their way that were checked before the deletion was durable.
+            # Streams checked before the deletion was durable may still be in the process of being
+            # created.
             await self.mount.committer.write([])
             if await first_row(self.mount.engine, *span) is None:
                 usage = await self.usage.forget_basin(basin)
@@ -297,7 +302,7 @@ class Upkeep:
             self._ranges.finish(start, visits, rest)
 
     async def _visit(self, key: bytes, row: StreamRow, oldest: int) -> Visit:
-        """Do what is due for the stream, and find out when it is due next."""
+        """Process what is due for the stream, and determine when it is due next."""
         if row.deleted_at is not None:
             return Visit(key, row.id, NEVER, 0)
         ref, due = stored_ref(*keys.stream_names(key)), self.now()
@@ -315,13 +320,16 @@ class Upkeep:
                     self._ranges.add(ref, due)
 
     async def _sweep(self, ref: StreamRef, row: StreamRow, oldest: int) -> tuple[int, int]:
-        """When the stream is due next, and its oldest arrival if that was looked up now or before."""
+        """Apply retention and deletion rules.
+
+        Returns when the stream is due next, and its oldest arrival if known.
+        """
         config, traits = row.config, row.traits
         due = NEVER
         if traits is not None and (traits.ttl is not None or traits.expires_at is not None):
             due = min(due, await self._delete_if_over(ref))
         if (limit := age_limit(config)) is not None:
-            # Nothing that a stream wrote itself arrived before it was created.
+            # No record that a stream wrote itself arrived before the stream was created.
             since = max(oldest, 0 if row.lineage else row.created_at)
             if since < self.now() - limit:
                 since = oldest = await self._expire(ref)
@@ -331,7 +339,7 @@ class Upkeep:
         return due, oldest
 
     async def _expire(self, ref: StreamRef) -> int:
-        """Trim the records that are too old; return when the oldest one that is left arrived."""
+        """Trim expired records. Returns when the oldest remaining record arrived."""
         async with exclusive(self.mount, self.catalog, ref) as log:
             if log.deleting:
                 return self.now()
@@ -342,7 +350,7 @@ class Upkeep:
             return log.oldest_arrival
 
     async def _delete_if_empty(self, ref: StreamRef) -> int:
-        """Delete the stream if it has been empty for long enough; return when to look again."""
+        """Delete the stream if it has been empty for long enough. Returns when to check again."""
         with await self.mount.lease(ref) as log:
             empty, due = self._has_been_empty(log), self._empty_at(log)
         if empty:
@@ -352,12 +360,12 @@ class Upkeep:
         return due
 
     def _has_been_empty(self, log: StreamLog) -> bool:
-        """Whether the stream is empty, and its last record came long enough ago."""
+        """Return whether the stream is empty and its last record arrived long enough ago."""
         min_age = log.row.config.delete_on_empty_secs * 1000
         return bool(min_age) and log.empty and log.arrived_at + min_age <= self.now()
 
     def _empty_at(self, log: StreamLog) -> int:
-        """When the stream may be deleted as empty; NEVER if that time is not known yet."""
+        """Return when the stream may be deleted as empty, or NEVER if that is not known yet."""
         min_age = log.row.config.delete_on_empty_secs * 1000
         limit, due_at = log.age_limit, log.trims.due_at
         if not min_age or not (log.empty or limit or due_at):
@@ -370,7 +378,7 @@ class Upkeep:
         return at
 
     async def _delete_if_over(self, ref: StreamRef) -> int:
-        """Delete the stream if its lifetime is over; return when to look again."""
+        """Delete the stream if its lifetime is over. Returns when to check again."""
         with await self.mount.lease(ref) as log:
             over, deadline = log.over, log.lifetime.deadline
         if over:
@@ -381,7 +389,7 @@ class Upkeep:
 
 @contextmanager
 def _continuing() -> Iterator[None]:
-    """Log a storage failure: the next pass retries, and appends need not stop for it."""
+    """Log a storage failure. The next pass retries, and appends need not stop for it."""
     try:
         yield
     except DeviceFailedError:
@@ -391,7 +399,7 @@ def _continuing() -> Iterator[None]:
 
 
 def _first_due(row: StreamRow) -> int:
-    """The time (ms) before which there is nothing to do for the stream."""
+    """Return the time (ms since the Unix epoch) before which the stream needs no work."""
     limit, traits, due = age_limit(row.config), row.traits, NEVER
     if limit is not None:
         due = 0 if row.lineage else row.created_at + limit + 1

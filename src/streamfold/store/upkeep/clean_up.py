@@ -1,6 +1,6 @@
-"""Deletes trimmed records and what is left of deleted streams, as clean-up rows list them.
+"""Deletes trimmed records and the remains of deleted streams, as listed in clean-up rows.
 
-A clean-up row stays until its work is done, so a stop or a crash at any point loses none of it.
+A clean-up row stays until its work is done, so a stop or crash at any point loses no work.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from streamfold.store.usage.recorder import UsageKeeper
 
 logger = logging.getLogger(__name__)
 
-#: Failures of storage for files beside the database.
+#: Storage failures of files beside the database.
 FILES_FAILED: Final = (BlobUnavailableError, BlobOutcomeUnknownError)
 
 
 class CleanUp:
-    """The deletions of one mount."""
+    """The deletions in one mount."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class CleanUp:
         check_at: Callable[[StreamRef, int], None],
         on_deleted: Callable[[StreamLog], None],
     ) -> None:
-        """`request_pass` starts another pass, `check_at` visits a stream at a time.
+        """`request_pass` starts another pass, and `check_at` schedules a visit to a stream.
 
-        `on_deleted` gets the log of a stream after trimmed records of it were deleted.
+        `on_deleted` receives the log of a stream after its trimmed records were deleted.
         """
         self._mount = mount
         self._catalog = catalog
@@ -61,7 +61,7 @@ class CleanUp:
         self._on_deleted = on_deleted
 
     async def run(self) -> None:
-        """Delete trimmed chunks and purge deleted streams, as the clean-up rows say."""
+        """Delete trimmed chunks and purge deleted streams, as listed in the clean-up rows."""
         span = keys.CLEANUPS_START, keys.CLEANUPS_END
         async with aclosing(readable_pages(self._mount.engine, *span, first=100)) as pages:
             async for page in pages:
@@ -75,11 +75,14 @@ class CleanUp:
                             await self._delete_trimmed(ref)
 
     async def _purge(self, ref: StreamRef, stream_id: int, ancestors: Sequence[int]) -> None:
-        """Remove the rest of a deleted stream, its name last; wait while forks need it."""
+        """Remove the rest of a deleted stream, its name last.
+
+        Does nothing while forks need the stream.
+        """
         if await first_row(self._mount.engine, *keys.forks_span(stream_id)) is not None:
             return
-        # Reads show commits that the disk may not have yet. Without this, a power cut could bring the
-        # stream, or a fork of it, back without its files.
+        # Reads show commits that the disk may not have yet. Without this commit, a power cut could
+        # bring the stream, or a fork of it, back without its files.
         await self._mount.committer.write([])
         if not await self._delete_chunks(ref.basin, stream_id, keys.chunks_end(stream_id)):
             return
@@ -112,11 +115,12 @@ class CleanUp:
         return ops
 
     async def _needed_from(self, stream_id: int, trim_point: int) -> int | None:
-        """The first record below `trim_point` that a fork still needs, or `trim_point`.
+        """Return the first record below `trim_point` that a fork still needs, or else `trim_point`.
 
-        None while that cannot be known: a fork of a fork may be on its way. It inherits what its source
-        had when it was made, so the source's state, which may be trimmed meanwhile, does not speak for
-        it. A fork that is made after its source's state was read needs no more than that state says.
+        Returns None while that is unknown, because a fork of a fork may be in progress. That fork
+        inherits what its source had when it was created, so the source's state, which may be
+        trimmed meanwhile, does not tell what the fork needs. A fork created after its source's
+        state was read needs no more than that state contains.
         """
         forks: dict[int, ForkRow] = {}
         while True:
@@ -140,15 +144,15 @@ class CleanUp:
         return forks
 
     async def _trimmed_to(self, fork_id: int, fork: ForkRow) -> int:
-        """How far the fork is trimmed, for storage and for its readers."""
+        """Return how far the fork is trimmed, for storage and for its readers."""
         value = await self._mount.engine.get(keys.state(fork_id))
         state = rows.decode(value, StateRow) if value else StateRow()
         trims = self._mount.trims_in_memory(stored_ref(fork.basin, fork.stream), fork_id)
-        # Readers of the fork get the records of its last trims for a while.
+        # Readers of the fork still get the records of its latest trims for a while.
         return state.trim_point if trims is None else min(state.trim_point, trims.effective)
 
     async def _delete_trimmed(self, ref: StreamRef) -> None:
-        """Delete the chunks wholly below the trim point, after storing the tail."""
+        """Delete the chunks entirely below the trim point, after storing the tail."""
         async with exclusive(self._mount, self._catalog, ref) as log:
             if log.deleting:
                 return  # a purge has replaced this row
@@ -160,7 +164,7 @@ class CleanUp:
                     return
             needed = await self._needed_from(log.id, effective)
             if needed is None:
-                return  # the clean-up row stays: the next pass tries again
+                return  # the clean-up row stays, so the next pass retries
             log.store_tail()
             await self._mount.committer.write_with(log)
             if not await self._delete_chunks(ref.basin, log.id, keys.chunk(log.id, needed)):
@@ -175,7 +179,8 @@ class CleanUp:
     async def _delete_chunks(self, basin: str, stream_id: int, end: bytes) -> bool:
         """Delete the chunks below `end`, which no durable state needs.
 
-        False if a freeze keeps some of their files: the clean-up row stays, a later pass tries again.
+        Returns False if a freeze keeps some of their files. Then the clean-up row stays and a later
+        pass retries.
         """
         await self._usage.held_bytes.settle(basin, stream_id)
         span = keys.chunks_start(stream_id), end
@@ -186,7 +191,7 @@ class CleanUp:
                     asked = True
                     if await self._mount.engine.frozen():
                         return False
-                # Files first: if a crash comes in between, the rows are found again.
+                # Files first: after a crash in between, a later pass finds the rows again.
                 await self._mount.files.delete(page)
                 await self._usage.held_bytes.delete(basin, stream_id, page)
         return True
@@ -194,7 +199,7 @@ class CleanUp:
 
 @asynccontextmanager
 async def exclusive(mount: Mount, catalog: Catalog, ref: StreamRef) -> AsyncIterator[StreamLog]:
-    """The stream's log, while nothing else changes or deletes the stream."""
+    """Yield the stream's log while excluding all other changes to the stream."""
     async with catalog.locks.hold(*ref):
         with await mount.lease(ref) as log:
             yield log
@@ -204,18 +209,19 @@ async def exclusive(mount: Mount, catalog: Catalog, ref: StreamRef) -> AsyncIter
 def skipping(ref: StreamRef) -> Iterator[None]:
     """Skip a stream that was deleted meanwhile or cannot be read, and continue with the next.
 
-    The same if its files cannot be deleted: its clean-up row stays, so the next pass tries again.
+    Also skips a stream whose files cannot be deleted. Its clean-up row stays, so the next pass
+    retries.
     """
     try:
         yield
     except StreamNotFoundError:
         logger.debug("stream %r in basin %r was deleted meanwhile", ref.stream, ref.basin)
-    except (StreamDamagedError, TableDamagedError) as error:  # logged when they were first met
+    except (StreamDamagedError, TableDamagedError) as error:  # logged when first found
         logger.debug("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
     except (DataCorruptError, *FILES_FAILED) as error:
         logger.error("upkeep skips stream %r in basin %r: %s", ref.stream, ref.basin, error)
 
 
 def stored_ref(basin: str, stream: str) -> StreamRef:
-    """A stream whose names come from storage, so that they need no check."""
+    """Return a ref whose names come from storage and therefore need no validation."""
     return StreamRef(BasinName(basin), StreamName(stream))

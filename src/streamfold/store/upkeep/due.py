@@ -1,7 +1,7 @@
-"""When the background must visit which streams, for all streams of a store.
+"""Tracks when background work must visit each stream of a store.
 
-A due time for each of a million streams would take more memory than the streams in use. So streams are
-taken together in ranges of their names, with one due time for each range: the earliest of its streams.
+A due time for each of a million streams would take more memory than the streams in use. So streams
+are grouped into ranges of names, with one due time per range: the earliest of its streams.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Final, NamedTuple
 from streamfold.model.names import StreamRef
 from streamfold.store import keys
 
-#: Streams of a range: a range that is due costs a scan of so many rows, 10 us each.
+#: Streams per range: visiting a range that is due scans that many rows, at 10 us each.
 _STREAMS: Final = 256
-#: The due time of a range without a stream that is ever due.
+#: The due time of a range in which no stream will ever be due.
 NEVER: Final = 1 << 62
 
 
 class Visit(NamedTuple):
-    """What a visit of one stream found."""
+    """The result of a visit to one stream."""
 
     key: bytes
     stream_id: int
-    #: When the stream is due next; ms since the Unix epoch.
+    #: When the stream is due next, in ms since the Unix epoch.
     due: int
     #: No record of the stream arrived before this; 0 = unknown.
     oldest: int
@@ -38,34 +38,34 @@ class Visit(NamedTuple):
 class _Range:
     start: bytes
     due: int
-    #: Stream id and oldest arrival in turn, of streams of which a visit found the latter.
+    #: Alternating stream ids and oldest arrivals, for streams whose oldest arrival a visit found.
     oldest: array[int] = field(default_factory=lambda: array("q"))
 
 
 class DueRanges:
-    """The due times of all streams. Until its first visit, every range is due."""
+    """The due times of all streams. Every range is due until its first visit."""
 
     def __init__(self) -> None:
-        #: Without gaps, in order.
+        #: In key order and without gaps.
         self._ranges = [_Range(keys.STREAMS_START, 0)]
 
     def __len__(self) -> int:
         return len(self._ranges)
 
     def add(self, ref: StreamRef, at: int) -> None:
-        """Visit the stream at `at` at the latest."""
+        """Ensure a visit to the stream by `at` (ms since the Unix epoch)."""
         due_range = self._at(keys.stream(*ref))
         due_range.due = min(due_range.due, at)
 
     def due(self, now: int) -> list[bytes]:
-        """Starts of the ranges that are due, those that are due longest first."""
+        """Return the starts of the ranges that are due, longest overdue first."""
         late = sorted((part.due, part.start) for part in self._ranges if part.due <= now)
         return [start for _, start in late]
 
     def begin(self, start: bytes) -> tuple[bytes, dict[int, int]]:
-        """Begin a visit of the range at `start`: its end, and the oldest arrivals by stream id.
+        """Begin a visit to the range at `start`. Returns its end, and oldest arrivals by stream id.
 
-        What is added to the range from now on counts for its next visit.
+        Due times added to the range from now on count for its next visit.
         """
         index = self._index(start)
         due_range = self._ranges[index]
@@ -75,7 +75,10 @@ class DueRanges:
         return end, dict(zip(due_range.oldest[::2], due_range.oldest[1::2], strict=True))
 
     def finish(self, start: bytes, visits: Iterable[Visit], rest: bytes | None = None) -> None:
-        """Replace the range at `start` by what a visit found; from `rest` on, it is still due."""
+        """Replace the range at `start` with the results of a visit.
+
+        From `rest` on, it is still due.
+        """
         index = self._index(start)
         former = self._ranges[index]
         parts: list[_Range] = []
@@ -88,7 +91,7 @@ class DueRanges:
                 newest.oldest.extend((visit.stream_id, visit.oldest))
         if rest is not None:
             parts.append(_Range(rest if parts else start, 0, former.oldest))
-        if not parts and index:  # its streams are gone: it becomes part of the range before
+        if not parts and index:  # its streams are gone: merge it into the range before it
             before = self._ranges[index - 1]
             before.due = min(before.due, former.due)
             del self._ranges[index]
@@ -102,7 +105,7 @@ class DueRanges:
         return bisect.bisect_right(self._ranges, key, key=lambda part: part.start) - 1
 
 
-#: Milliseconds to which times are rounded up, so that streams that are due at nearly the same time are
+#: Milliseconds to which times are rounded up, so that streams due at nearly the same time are
 #: checked together.
 _ROUND: Final = 500
 

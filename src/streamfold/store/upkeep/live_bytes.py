@@ -1,4 +1,4 @@
-"""Bytes of rows that can be read: counted as chunks of records come and go."""
+"""Counts the bytes of live rows as chunks of records are added and deleted."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from streamfold.store import keys, rows
 from streamfold.store.engine.engine import Op, Row
 from streamfold.store.rows import SpaceRow
 
-#: Bytes of a chunk besides its value: the key, and a table's overhead per row.
+#: Bytes of a chunk's row besides its value: the key, and a table's overhead per row.
 _ROW_BYTES = 17 + 16
 
 
 def stored_size(page: Sequence[Row]) -> int:
-    """Bytes that the chunks of `page` take in a table."""
+    """Return the bytes that the chunks of `page` take in a table."""
     return sum(len(value) + _ROW_BYTES for _, value in page)
 
 
 @dataclass(slots=True)
 class LiveBytes:
-    """Bytes that the chunks of a store take in its tables.
+    """The bytes that a store's chunks take in its tables.
 
-    Other rows are few and small. `Reclaimer` corrects the total after a merge of all tables.
+    Other rows are few and small. `Reclaimer` corrects the total after merging all tables.
     """
 
     #: None while unknown; negative if too little was counted before.
     total: int | None
-    #: Bytes deleted that are still in tables; None while unknown. The total is exact only to a percent
-    #: or so: without this, its error would look like deleted rows.
+    #: Bytes deleted but still in tables; None while unknown. The total is exact only to about a
+    #: percent, and without this count its error would look like deleted rows.
     deleted: int | None = None
-    #: Bytes written and bytes deleted since the store was opened.
+    #: Bytes written, and bytes deleted, since the store was opened.
     added: int = 0
     removed: int = 0
-    #: Commits since then, of any rows.
+    #: Commits of any rows since then.
     commits: int = 0
 
     @property
     def balance(self) -> int:
-        """Bytes written since the store was opened, less those deleted."""
+        """Bytes written since the store was opened, minus those deleted."""
         return self.added - self.removed
 
     @property
     def changed(self) -> int:
-        """Grows with everything that is written or deleted."""
+        """A number that grows with everything written or deleted."""
         return self.added + self.removed
 
     def add(self, value_bytes: int) -> None:
@@ -54,7 +54,7 @@ class LiveBytes:
             self.total += size
 
     def remove(self, size: int) -> None:
-        """Count deleted chunks of `size` bytes, by `stored_size`."""
+        """Count deleted chunks of `size` bytes, as measured by `stored_size`."""
         self.removed += size
         if self.total is not None:
             self.total -= size
@@ -67,7 +67,7 @@ class LiveBytes:
             self.deleted = max(0, self.deleted - size)
 
     def dead_of(self, stored: int) -> int:
-        """Bytes of dead rows in tables that hold `stored` bytes in all."""
+        """Return the bytes of dead rows in tables with `stored` bytes in total."""
         if self.total is None:
             return 0
         return min(stored, stored - self.total if self.deleted is None else self.deleted)
@@ -78,10 +78,10 @@ class LiveBytes:
         return self._row(0)
 
     def row_without(self, size: int) -> list[Op]:
-        """The row to commit together with the deletion of `size` bytes.
+        """Return the row to commit together with the deletion of `size` bytes.
 
         Without it, a crash after the deletion would leave a total that hides the deleted bytes. A
-        total without the latest appends is harmless: at worst a merge finds nothing to drop.
+        total without the latest appends is harmless: at worst, a merge finds nothing to drop.
         """
         row = self._row(size)
         return [] if row is None else [row]

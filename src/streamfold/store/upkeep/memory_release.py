@@ -1,7 +1,7 @@
-"""Returns memory to the system once a load has ended.
+"""Returns memory to the system after a period of heavy writes.
 
-After a load, the allocator keeps most of what the load needed, and few of the recent records are still
-read from memory.
+After such a period, the allocator keeps most of the memory that was used, and few of the recent
+records are still read from memory.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Final
 from streamfold._native import trim_memory
 from streamfold.store.log.recent_chunks import RecentChunks
 
-#: Seconds between two checks.
+#: Seconds between checks.
 _INTERVAL: Final = 10.0
-#: Quiet checks in a row of which each returns memory: a store at rest first writes tables and merges
-#: them, which takes memory once more. Later one of so many, because readers need some, too.
+#: Number of first consecutive quiet checks that each return memory, because a store at rest still
+#: writes and merges tables, which takes memory again. After that, only every sixth check does,
+#: because readers need memory too.
 _FIRST: Final = 6
-#: Bytes of records between two checks below which the store counts as unused.
+#: Bytes of records written between two checks below which the store counts as unused.
 _QUIET_BYTES: Final = 1 << 20
-#: Bytes of recent records that an unused store keeps in memory.
+#: Bytes of recent records that an unused store keeps cached in memory.
 _RECENT_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True)
 class MemoryRelease:
-    """Notices that a store is no longer written."""
+    """Returns memory to the system when nothing writes to the store any more."""
 
     recent: RecentChunks
-    #: Bytes written at the last check.
+    #: Bytes written as of the last check.
     _written: int = 0
-    #: Checks in a row that found hardly anything written.
+    #: Consecutive checks that found hardly any writes.
     _quiet: int = 0
 
     async def run(self) -> None:
@@ -41,7 +42,7 @@ class MemoryRelease:
             await self.check()
 
     async def check(self) -> None:
-        """Return memory if hardly anything was written since the last check, and it is due."""
+        """Return memory if hardly anything was written since the last check and a return is due."""
         written, self._written = self._written, self.recent.added
         if self._written - written >= _QUIET_BYTES:
             self._quiet = 0

@@ -1,21 +1,21 @@
-"""Keeps the space that a store takes close to the size of its live rows.
+"""Keeps a store's space close to the size of its live rows.
 
 Three things take space beyond the live rows:
 
 - Runs of tables. SlateDB writes young tables and merges six of them into a run. Runs of similar size
   are merged further, four to eight at a time, as long as the result is at most half of the store: a
   merge needs its sources and its result at the same time.
-- Dead rows: trimmed, expired or deleted, but still in a table. A deletion is a row, too, and only a
-  merge of both drops them. Dead bytes are counted as rows are deleted and as merges make the tables
-  smaller (`LiveBytes`). After `wait_for` seconds, the newest runs, which probably hold them, are
-  merged, and more of the older ones if that freed little.
-  - Replaced files: tables that a merge has replaced, and WAL files whose rows are in tables. They are
-  collected after a number of bytes written, and as long as any are left.
+- Dead rows: trimmed, expired or deleted, but still in a table. A deletion is a row too, and only a
+  merge of both rows drops them. `LiveBytes` counts dead bytes as rows are deleted and as merges
+  shrink the tables. After `wait_for` seconds, the newest runs, which probably contain the dead
+  rows, are merged. If that frees little, the next merge includes more of the older runs.
+- Replaced files: tables that a merge has replaced, and WAL files whose rows are in tables. They are
+  collected after a certain number of bytes has been written, and as long as any are left.
 
-One merge runs at a time beside that of young tables. After a merge for dead rows comes a pause of the
-same length, so that the work takes at most half of the time. Dropping few bytes from a large store
-costs a rewrite of the store: after a merge that freed little, the pause is long enough that merges
-read `reclaim_rate` bytes per second on average.
+One merge runs at a time, besides SlateDB's merges of young tables. After a merge for dead rows comes a
+pause of the same length, so merges take at most half of the time. Dropping few bytes from a large store
+may cost a rewrite of the store. So after a merge that freed little, the pause is long enough that
+merges read `reclaim_rate` bytes per second on average.
 """
 
 from __future__ import annotations
@@ -35,49 +35,51 @@ from streamfold.store.upkeep.live_bytes import LiveBytes
 
 logger = logging.getLogger(__name__)
 
-#: Runs merged at once, and the largest ratio of their sizes.
+#: Minimum and maximum runs merged at once, and the largest ratio of their sizes.
 _MERGE_MIN, _MERGE_MAX, _SIMILAR = 4, 8, 4
-#: Bytes that are merged even if they are more than half of the store.
+#: Bytes that may be merged even if they are more than half of the store.
 _SMALL_MERGE = 128 << 20
-#: Part of the live bytes from which dead bytes are worth a rewrite of the store, and the seconds that
-#: they wait.
+#: Fraction of the live bytes from which dead bytes are worth a rewrite of the store, and the
+#: seconds that they wait.
 _WORTHWHILE, _SOON = 0.2, 30.0
-#: Part of the live bytes, and bytes, from which dead bytes wait only so many seconds, unless a large
-#: deletion is under way: the store takes much more space than it needs.
+#: Fraction of the live bytes, and bytes, from which dead bytes wait only so many seconds, because
+#: the store takes much more space than it needs. They wait longer during a large deletion.
 _PRESSING, _PRESSING_BYTES, _PRESSING_WAIT = 0.5, 256 << 20, 2.0
-#: Bytes deleted between two checks that make a large deletion.
+#: Bytes deleted between two checks that count as a large deletion.
 _BULK = 1 << 20
-#: Part of what a merge reads that it must free, or it counts towards `reclaim_rate`.
+#: Fraction of what a merge reads that it must free to not count towards `reclaim_rate`.
 _CHEAP = 0.25
-#: Bytes below which dead rows are left alone: bookkeeping rows are replaced all the time.
+#: Bytes below which dead rows are ignored, because bookkeeping rows are replaced all the time.
 _FLOOR = 64 << 10
-#: How many times the dead bytes the first merge covers, and how much more the next if it freed little.
+#: Size of the first merge as a multiple of the dead bytes, and factor for the next if it freed
+#: little.
 _FIRST_REACH, _FURTHER = 3.0, 4.0
-#: Bytes per second that a merge handles on a slow machine, and bytes of a merge that shows its speed.
+#: Bytes per second that a merge processes on a slow machine, and bytes from which a merge's speed
+#: is measured.
 _MERGE_SPEED, _LARGE_MERGE = 50 << 20, 64 << 20
-#: Bytes of young tables that may gather during a merge that includes the young ones: SlateDB merges no
-#: others meanwhile, and writers wait once 32 tables of 32 MiB have gathered.
+#: Bytes of young tables that may accumulate during a merge that includes young ones. SlateDB merges
+#: no other young tables meanwhile, and writers wait once there are 32 tables of 32 MiB.
 _YOUNG_ROOM = 512 << 20
-#: Seconds until the next try when the disk has no room for a merge.
+#: Seconds until the next attempt when the disk has no room for a merge.
 _NO_ROOM_PAUSE = 60.0
 #: Seconds without a commit after which the store counts as resting.
 _REST = 10.0
-#: Bytes in the log that a resting store writes as a table, so that the log can be deleted.
+#: Bytes in the log that a resting store writes to a table, so that log files can be deleted.
 _LOG_REST = 1 << 20
-#: Seconds between checks whether there is work, and bytes or seconds after which the tables are read.
+#: Seconds between checks for work, and bytes or seconds after which the tables are read again.
 _TICK, _READ_BYTES, _READ_SECONDS = 2.0, 8 << 20, 30.0
-#: Bytes or seconds after which files are collected, and seconds between two collections at least.
+#: Bytes or seconds after which files are collected, and minimum seconds between collections.
 _COLLECT_BYTES, _COLLECT_SECONDS, _COLLECT_PAUSE = 64 << 20, 60.0, 3.0
-#: Collections that deleted nothing after which the pauses double, and a table is written each time as
-#: many have passed; and the longest pause in seconds.
+#: Number of consecutive collections without deletions after which the interval doubles each time. At
+#: each multiple of that number, a table is written. Also the longest interval in seconds.
 _COLLECT_RETRIES, _COLLECT_LONGEST_PAUSE = 5, 600.0
-#: Bytes by which the live bytes change before they are stored.
+#: Change in live bytes after which they are stored.
 _NOTE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StorageUse:
-    """Bytes of a store: of live rows, of dead rows, and of its files."""
+    """Bytes of a store's live rows, dead rows and files."""
 
     live: int
     dead: int
@@ -85,7 +87,7 @@ class StorageUse:
 
 
 def similar_runs(runs: tuple[TableRun, ...], room: float = float("inf")) -> tuple[int, ...] | None:
-    """Ids of the newest neighbouring runs that should be merged because of their size.
+    """Return the ids of the newest adjacent runs of similar size that should be merged, if any.
 
     The result must fit into `room` bytes.
     """
@@ -103,7 +105,7 @@ def similar_runs(runs: tuple[TableRun, ...], room: float = float("inf")) -> tupl
 
 
 def newest_runs(runs: tuple[TableRun, ...], size: float) -> tuple[TableRun, ...]:
-    """The newest runs that together have `size` bytes, or all."""
+    """Return the newest runs that together have at least `size` bytes, or all runs."""
     covered = 0
     for number, run in enumerate(runs, start=1):
         covered += run.size
@@ -113,7 +115,7 @@ def newest_runs(runs: tuple[TableRun, ...], size: float) -> tuple[TableRun, ...]
 
 
 def wait_for(dead: int, live: int, reclaim_after: float) -> float:
-    """Seconds after which the store drops `dead` bytes."""
+    """Return the seconds after which the store drops `dead` bytes."""
     if dead <= _FLOOR:
         return float("inf")
     if dead >= max(_PRESSING * live, _PRESSING_BYTES):
@@ -122,7 +124,10 @@ def wait_for(dead: int, live: int, reclaim_after: float) -> float:
 
 
 def pause_after(size: int, freed: int, seconds: float, rate: float) -> float:
-    """Seconds to pause after a merge that took `seconds`, read `size` bytes and freed `freed`."""
+    """Return the seconds to pause after a merge.
+
+    The merge took `seconds`, read `size` bytes and freed `freed`.
+    """
     return seconds if freed >= _CHEAP * size else max(seconds, size / rate - seconds)
 
 
@@ -136,54 +141,55 @@ class Reclaimer:
     reclaim_after: float
     #: Bytes per second.
     reclaim_rate: float
-    #: Bytes of records by basin once known: for stores that were never counted.
+    #: Bytes of records by basin once known, for stores that were never counted.
     by_basin: Callable[[], dict[str, int] | None]
     #: Bytes that a merge may write before the disk counts as full.
     room: Callable[[], float] = lambda: float("inf")
-    #: Bytes of chunk files, which hold no rows and need no merges.
+    #: Bytes of chunk files, which contain no rows and need no merges.
     in_files: Callable[[], int] = lambda: 0
-    #: Bytes of such files that no row names.
+    #: Bytes of chunk files that no row names.
     left_over: Callable[[], int] = lambda: 0
     #: Commits after which their rows are written as a table.
     commits_max: int = sys.maxsize
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
     _disk: DiskUse | None = None
-    #: The tables, and the bytes of dead rows, when the tables were last read.
+    #: The tables, and the bytes of dead rows, as last read.
     _tables: Tables | None = None
     _dead: int = 0
-    #: The part of the wait for the dead bytes that is over (0 to 1), and when it was computed.
+    #: Elapsed fraction of the wait for the dead bytes (0 to 1), and when it was computed.
     _waited: float = 0.0
     _waited_at: float | None = None
     #: Size of the next merge, as a multiple of the dead bytes.
     _reach: float = _FIRST_REACH
-    #: Bytes deleted until the last merge for dead bytes.
+    #: Bytes deleted before the last merge for dead bytes.
     _removed: int = 0
     #: No dead rows are dropped before this time.
     _pause_until: float = 0.0
     #: Whether a merge has replaced files since the last collection.
     _replaced: bool = False
-    #: Live bytes as they are stored.
+    #: Live bytes as last stored.
     _noted: int | None = None
     #: Recent bytes written per second, and the total when that was computed.
     _write_rate: float = 0.0
     _added: int = 0
-    #: Whether a large deletion is running, and the bytes deleted at the last check.
+    #: Whether a large deletion is in progress, and the bytes deleted as of the last check.
     _deleting: bool = False
     _seen_removed: int = 0
-    #: Bytes per second that merges have handled.
+    #: Measured bytes per second that merges process.
     _speed: float = _MERGE_SPEED
-    #: Commits seen, and when; then the same for the last reading of the tables.
+    #: Commits as last seen, and when they last changed. Then the state when the tables were last
+    #: read.
     _commits: int = 0
     _committed_at: float = 0.0
     _read_commits: int = -1
     _read_bytes: int = 0
     _read_at: float = 0.0
-    #: Commits when a table was last written because of their number.
+    #: Number of commits when a table was last written because of their number.
     _flushed_commits: int = 0
 
     @property
     def use(self) -> StorageUse | None:
-        """The current use; None before the first reading of the tables."""
+        """The current use; None before the tables were first read."""
         if self._tables is None:
             return None
         stored = self._tables.total
@@ -192,7 +198,7 @@ class Reclaimer:
         return StorageUse(live + files - self.left_over(), self._dead, disk + files)
 
     async def run(self) -> NoReturn:
-        """Work until cancelled, or until storage fails for good."""
+        """Work until cancelled or until storage fails for good."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._merge_forever())
             group.create_task(self._collect_forever())
@@ -231,18 +237,18 @@ class Reclaimer:
             progress = written or self._disk is None or self._disk.replaced != before
             retries = 0 if progress else retries + 1
             if retries and retries % _COLLECT_RETRIES == 0:
-                # The files may be newer than the newest young table: write a newer one, with a row in
-                # it, because a flush of nothing writes no table.
+                # The files may be newer than the newest young table. Write a newer table, and a row
+                # for it, because flushing no rows writes no table.
                 with _retried_later():
                     await self._note(always=True)
                     await self.engine.flush()
 
     async def collect(self) -> None:
-        """Delete files that are not needed, and measure the rest."""
+        """Delete files that are no longer needed, and measure the rest."""
         self._disk = await self.engine.collect()
 
     async def step(self) -> None:
-        """Read the tables, and merge those that are due."""
+        """Read the tables, and run a merge if one is due."""
         self._read_commits, self._read_at = self._commits, self.clock()
         self._read_bytes = self.live.changed
         tables = await self.engine.tables()
@@ -258,7 +264,7 @@ class Reclaimer:
             await self._reclaim(tables)
 
     def observe_changes(self) -> None:
-        """Record what was written and deleted since the last call, `_TICK` seconds ago."""
+        """Record what was written and deleted since the last call, about `_TICK` seconds ago."""
         added, removed = self.live.added - self._added, self.live.removed - self._seen_removed
         self._added, self._seen_removed = self.live.added, self.live.removed
         self._write_rate = (self._write_rate + added / _TICK) / 2
@@ -270,9 +276,9 @@ class Reclaimer:
         return self.clock() - self._committed_at >= min(_REST, self.reclaim_after)
 
     def _tables_changed(self) -> bool:
-        """Whether enough was committed since the last reading to read the tables again."""
+        """Return whether enough was committed since the tables were last read to read them again."""
         if self._commits == self._read_commits:
-            # Read them once more when the store has come to rest.
+            # Read them once more after the store has come to rest.
             rested_at = self._committed_at + min(_REST, self.reclaim_after)
             return self._read_at < rested_at <= self.clock()
         waited = self.clock() - self._read_at
@@ -286,17 +292,18 @@ class Reclaimer:
         if self.live.total is None and (by_basin := self.by_basin()) is not None:
             self.live.total = sum(by_basin.values())
         if self._tables is not None:
-            # The tables hold their former rows and those written since, unless merges dropped some.
+            # The tables contain their former rows and those written since, except rows dropped by
+            # merges.
             self.live.drop(max(0, _dropped(self._tables, tables)))
         if self.live.total is not None:
-            # The live bytes cannot be negative or more than the total: the count was wrong.
+            # Live bytes below zero or above the total mean that the count was wrong.
             self.live.total = min(max(0, self.live.total), tables.total)
         self._tables, self._dead = tables, self.live.dead_of(tables.total)
         if self._dead <= _FLOOR:
             self._reach = _FIRST_REACH
 
     def _is_due(self) -> bool:
-        """Whether the dead bytes have waited long enough."""
+        """Update how long the dead bytes have waited. Returns whether it is time to drop them."""
         now = self.clock()
         passed = now - (now if self._waited_at is None else self._waited_at)
         self._waited_at = now
@@ -310,7 +317,7 @@ class Reclaimer:
         return self._waited >= 1.0 and now >= self._pause_until
 
     async def _reclaim(self, tables: Tables) -> None:
-        """Merge the newest runs that probably hold the dead rows."""
+        """Merge the newest runs, which probably contain the dead rows."""
         began, dead = self.clock(), self._dead
         chosen = newest_runs(tables.runs, self._reach * dead)
         size = sum(run.size for run in chosen) + sum(tables.young)
@@ -335,7 +342,7 @@ class Reclaimer:
         after = await self.engine.tables()
         self._observe(after)
         freed = max(0, _dropped(tables, after))
-        # SlateDB may have made a run since the tables were read: the merge left that one out.
+        # SlateDB may have added a run since the tables were read, which the merge left out.
         everything = len(chosen) == len(tables.runs) and len(after.runs) <= 1
         if everything and young:
             # The rest is live, except for rows written and deleted meanwhile.
@@ -361,7 +368,7 @@ class Reclaimer:
         )
 
     async def _note(self, *, always: bool = False) -> None:
-        """Store the live bytes, from which a restart begins, when they have changed by much."""
+        """Store the live bytes, with which a restart begins, if they have changed much."""
         total, row = self.live.total, self.live.row
         if total is None or row is None:
             return
@@ -371,13 +378,13 @@ class Reclaimer:
 
 
 def _dropped(before: Tables, after: Tables) -> int:
-    """Bytes of rows that merges have dropped; negative if tables take more space than their rows."""
+    """Return the bytes of rows that merges dropped; negative if rows take more space in tables."""
     return before.total + after.written - before.written - after.total
 
 
 @contextmanager
 def _retried_later() -> Iterator[None]:
-    """Log a failure of storage instead of raising it: the caller retries soon."""
+    """Log a storage failure instead of raising it, because the caller retries soon."""
     try:
         yield
     except (DeviceFailedError, WriterFencedError):

@@ -1,13 +1,14 @@
-"""Usage of the store: counted in memory, written by upkeep, reported as time series.
+"""Counts usage in memory, stores it during upkeep, and reports it as time series.
 
-    recorder   counts operations and bytes per minute; what the hot path calls
-    busy_streams the streams that most is appended to, in the last seconds; never written
-    held_bytes bytes of records that streams hold, exact and crash-safe
-    storage    writes both to storage, and reads them back; one per mount
-    report     answers questions about a span of time
+    recorder      counts operations and bytes per minute for the hot path (`UsageRecorder`);
+                  `UsageKeeper` writes them, and held bytes, to storage: one per mount
+    busy_streams  counts the streams appended to most in recent seconds; never stored
+    held_bytes    counts the bytes of records that streams hold, exactly and crash-safely
+    report        answers questions about a time span
 
-Counts of the last pass of upkeep (a minute, by default) are lost with the process. Bytes held are
-not: rows that are committed together with deletions, and the chunks after them, give the exact number.
+Counts since the last upkeep pass (a minute, by default) are lost if the process is killed. Bytes
+held are not lost, because rows committed together with deletions, and the chunks after them, give
+the exact number.
 """
 
 from streamfold.store.usage.recorder import UsageRecorder

@@ -1,7 +1,7 @@
-"""The streams with the most appended bytes in the last seconds, in bounded memory.
+"""The streams with the most appended bytes in recent seconds, counted in bounded memory.
 
-Counts cover a window that is complete and the one that has begun after it, so that a stream shows as
-soon as something is appended, and is gone two windows after the last append.
+Counts cover one complete window and the current one after it. So a stream shows up as soon as it is
+appended to, and disappears two windows after its last append.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import msgspec
 from streamfold.model.names import StreamRef
 from streamfold.store.log.shares import Share
 
-#: Milliseconds of a window: long enough for steady rates, short enough for a live view.
+#: Milliseconds per window: long enough for steady rates, short enough for a live view.
 WINDOW_MS: Final = 5_000
-#: Streams that are counted in a window, 0.3 KiB each. Beyond that, the half with fewer bytes is
-#: dropped: a stream with a large part of the bytes stays.
+#: Maximum streams counted per window, at 0.3 KiB each. Beyond that, the half with fewer bytes is
+#: dropped, so streams with a large share of the bytes stay.
 STREAMS_MAX: Final = 1_024
 
 
 class BusyStream(msgspec.Struct):
-    """What was appended to a stream, and became durable."""
+    """A stream's durable appends."""
 
     ref: StreamRef
     records: int = 0
@@ -36,18 +36,18 @@ _Counts = dict[int, BusyStream]
 
 
 class BusyStreams:
-    """Counts appends by stream; `count` is for the hot path, once per stream and commit."""
+    """Counts appends by stream. The hot path calls `count` once per stream and commit."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
         self._begun = now()
-        #: When the counts in `_before` begin; `_begun` if there is no window before.
+        #: When the counts in `_before` begin; `_begun` if there is no earlier window.
         self._since = self._begun
         self._before: _Counts = {}
         self._current: _Counts = {}
 
     def count(self, share: Share) -> None:
-        """Count what a durable commit has of one stream."""
+        """Count one stream's share of a durable commit."""
         stream = self._current.get(share.log.id)
         if stream is None:
             if len(self._current) >= STREAMS_MAX:
@@ -58,12 +58,12 @@ class BusyStreams:
         stream.bytes += share.metered
 
     def advance(self) -> None:
-        """Begin another window if the current one is over; call this before `count`."""
+        """Begin a new window if the current one is over. Call this before `count`."""
         now = self._now()
         passed = now - self._begun
         if 0 <= passed < WINDOW_MS:
             return
-        # After a pause of two windows, or after the clock has gone back, nothing is recent.
+        # After a pause of two windows, or if the clock has gone back, nothing is recent.
         recent = 0 <= passed < 2 * WINDOW_MS
         self._before = self._current if recent else {}
         self._since = self._begun if recent else now
@@ -73,7 +73,7 @@ class BusyStreams:
     def busiest(
         self, limit: int, visible: Callable[[StreamRef], bool]
     ) -> tuple[float, list[BusyStream]]:
-        """The seconds that are counted, and at most `limit` visible streams, the busiest first."""
+        """Return the seconds covered, and up to `limit` visible streams, busiest first."""
         self.advance()
         totals = {
             key: BusyStream(stream.ref, stream.records, stream.bytes)

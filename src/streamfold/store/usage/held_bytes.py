@@ -1,8 +1,8 @@
-"""Metered bytes of records that streams hold: exact, even after a crash.
+"""Counts the metered bytes of records that streams hold: exactly, even after a crash.
 
 A stream's HeldRow has the bytes of its stored chunks below `counted_to`. It is committed together with
-every deletion of chunks, so that the two cannot differ. Appends do not write it: their bytes are
-counted in memory until upkeep writes them, and after a crash from the chunks from `counted_to` on.
+every deletion of chunks, so the two always agree. Appends do not write it: their bytes are counted in
+memory until upkeep writes them, and recounted after a crash from the chunks at `counted_to` and later.
 
 Records below the trim point count until their chunk is deleted.
 """
@@ -29,36 +29,37 @@ from streamfold.store.upkeep.live_bytes import stored_size
 logger = logging.getLogger(__name__)
 
 _MINUTE_MS = 60_000
-#: Hours for which a stream's levels are kept by the minute; a busy stream's take 400 bytes per hour.
+#: Hours for which a stream's levels are kept by the minute. A busy stream takes 400 bytes per hour.
 LEVEL_HOURS = 24
-#: Streams that are settled in one commit. Two commits of appends, of 1,000 streams each, may go before
-#: it and two after it: with fewer, appends to ever other streams would come faster than these commits.
+#: Streams settled in one commit. Two commits with appends to 1,000 streams each may come before it
+#: and two after it. If this were lower, appends that keep going to different streams would outpace
+#: these commits.
 _ROWS_AT_ONCE = 4_000
-#: Streams after which other tasks get the event loop: a few milliseconds.
+#: Streams after which other tasks get the event loop: a few milliseconds' work.
 _STREAMS_AT_ONCE = 500
-#: Streams that are counted from storage before others may be settled.
+#: Streams counted from storage before others may be settled.
 _COUNTED_AT_ONCE = 64
-#: Rows in one of the reads that run at the same time.
+#: Rows per read. Such reads run concurrently.
 _READ_TOGETHER = 500
-#: Neighbours from which a scan reads them: a row takes 3 us then, and 20 us when it is read by its key,
-#: but a scan asks every table. Streams are neighbours if their ids differ by no more than this gap: the
-#: rows of those in between are read, too.
+#: Minimum group size for a scan. A scan takes 3 us per row, where a point read takes 20 us, but it
+#: accesses every table. Ids belong to one group if they differ by at most this gap. A scan also
+#: reads the rows in between.
 _SCANNED_FROM = 256
 _SCANNED_GAP = 4
-#: Basins whose totals are kept when the store is closed: they are one row.
+#: Maximum basins whose totals are kept when the store is closed, because they are one row.
 _BASINS_MAX = 10_000
-#: Streams whose appends are counted in memory; beyond that, all streams are counted from storage. Half
-#: as many are settled at once, so that this happens only if appends to others come faster than that.
+#: Streams whose appends are counted in memory. Beyond that, all streams are counted from storage.
+#: Settling starts at half as many, so this happens only if appends to further streams come faster.
 _FRESH_MAX = 100_000
 
 
 class _Counting:
-    """A count of all streams that is under way, while streams are appended to and settled."""
+    """An ongoing count of all streams, while streams are appended to and settled."""
 
     def __init__(self) -> None:
-        #: Bytes of the streams that are included.
+        #: Bytes of the streams counted so far, by basin.
         self.by_basin: dict[str, int] = {}
-        #: A bit for each stream id.
+        #: One bit per stream id.
         self._included = bytearray()
 
     def includes(self, stream_id: int) -> bool:
@@ -66,7 +67,7 @@ class _Counting:
         return place < len(self._included) and bool(self._included[place] >> bit & 1)
 
     def include(self, basin: str, stream_id: int, size: int) -> None:
-        """Count a stream, which holds `size` bytes."""
+        """Count a stream that holds `size` bytes."""
         place, bit = divmod(stream_id, 8)
         if place >= len(self._included):
             self._included.extend(bytes(max(place - len(self._included) + 1, 4096)))
@@ -74,9 +75,10 @@ class _Counting:
         self.by_basin[basin] = self.by_basin.get(basin, 0) + size
 
     def change(self, basin: str, stream_id: int, before: HeldRow, size: int) -> None:
-        """Count that the stream's row changes from `before` to `size` bytes.
+        """Adjust the count for a change of the stream's row from `before` to `size` bytes.
 
-        A stream without a row is included from now on: it may be too new for the count to find it.
+        A stream without a row is included from now on, because it may be too new for the count to
+        find it.
         """
         if self.includes(stream_id):
             self.by_basin[basin] += size - before.size
@@ -85,10 +87,10 @@ class _Counting:
 
 
 class HeldBytes:
-    """Bytes held per stream and per basin, in one mount.
+    """The bytes held per stream and per basin, in one mount.
 
-    Upkeep settles streams in one task while another deletes chunks or counts all streams: each step
-    that changes rows holds the lock.
+    Upkeep settles streams in one task while another deletes chunks or counts all streams, so each
+    step that changes rows holds the lock.
     """
 
     def __init__(self, mount: Mount, now: Callable[[], int]) -> None:
@@ -96,18 +98,18 @@ class HeldBytes:
         self._now = now
         self._fresh: dict[int, FreshBytes] = {}
         self._unwritten: dict[int, HeldRow] = {}
-        #: Changes to rows of past hours, to be written with the unwritten rows.
+        #: Changes to rows of past hours, to be written together with the unwritten rows.
         self._past: list[Op] = []
-        #: Bytes by basin; None until all streams were visited once.
+        #: Bytes by basin; None until all streams have been visited once.
         self.by_basin: dict[str, int] | None = None
-        #: How often counts of appends were dropped: then all streams must be visited again.
+        #: How often append counts were dropped. After each time, all streams must be visited again.
         self.forgotten = 0
         #: Set while there are many streams to settle.
         self.many = asyncio.Event()
         self._changing = asyncio.Lock()
         self._counting: _Counting | None = None
         self._restored = False
-        #: Whether the totals are stored for the next opening, so that no row may change any more.
+        #: Whether the totals are stored for the next opening. After that, no row may change.
         self._closing = False
 
     def appended(self, share: Share) -> None:
@@ -128,13 +130,13 @@ class HeldBytes:
             fresh.metered += share.metered
 
     async def row(self, stream_id: int) -> HeldRow:
-        """The stream's row, without the bytes that are `unsettled`."""
+        """Return the stream's row, which does not include its `unsettled` bytes."""
         if row := self._unwritten.get(stream_id):
             return row
         return self._row(stream_id, await self._mount.engine.get(keys.stream_bytes(stream_id)))
 
     def _row(self, stream_id: int, value: bytes | None) -> HeldRow:
-        if value is None:  # nor has it rows of past hours
+        if value is None:  # nor does it have rows of past hours
             return HeldRow(levels_from=self._now() // _MINUTE_MS // 60)
         try:
             return rows.decode(value, HeldRow)
@@ -143,12 +145,12 @@ class HeldBytes:
             return HeldRow()
 
     def unsettled(self, stream_id: int, row: HeldRow) -> int:
-        """Bytes appended since `row` was updated."""
+        """Return the bytes appended since `row` was updated."""
         fresh = self._fresh.get(stream_id)
         return fresh.metered if fresh and fresh.first_seq_num >= row.counted_to else 0
 
     async def settle(self, basin: str, stream_id: int) -> HeldRow:
-        """Update the stream's row from its chunks, in memory."""
+        """Update the stream's row in memory, from its chunks."""
         async with self._changing:
             return await self._settle(basin, stream_id, await self.row(stream_id))
 
@@ -179,7 +181,7 @@ class HeldBytes:
             await self._write()
 
     async def settle_many(self) -> None:
-        """Do the same if they are many: their number is bounded."""
+        """Settle all streams if there are many to settle, which bounds their number."""
         await self.restore()
         self.many.clear()
         if len(self._fresh) >= _FRESH_MAX // 2:
@@ -197,7 +199,7 @@ class HeldBytes:
             await self._write()
 
     async def _rows(self, stream_ids: Sequence[int]) -> dict[int, HeldRow]:
-        """The rows of these streams, read together."""
+        """Return the rows of these streams, read together."""
         unread = sorted(stream_id for stream_id in stream_ids if stream_id not in self._unwritten)
         values: dict[int, bytes | None] = {}
         alone: list[int] = []
@@ -206,8 +208,8 @@ class HeldBytes:
                 values |= await self._scan(group)
             else:
                 alone += group
-        # Each of these reads gives way to all appends under way after a few rows: one alone would
-        # settle streams more slowly than appends come.
+        # Each of these reads yields to all appends in progress after a few rows. A single read
+        # would settle streams more slowly than appends come in.
         parts = [alone[n : n + _READ_TOGETHER] for n in range(0, len(alone), _READ_TOGETHER)]
         values_read = await asyncio.gather(*[self._values(part) for part in parts])
         values |= zip(alone, chain.from_iterable(values_read), strict=True)
@@ -216,7 +218,7 @@ class HeldBytes:
         }
 
     async def _values(self, stream_ids: Sequence[int]) -> list[bytes | None]:
-        """What storage has of these rows; nothing that can be decoded for one that is damaged."""
+        """Return the stored rows. A damaged row is returned as bytes that cannot be decoded."""
         engine = self._mount.engine
         try:
             return await engine.get_many(list(map(keys.stream_bytes, stream_ids)))
@@ -226,7 +228,7 @@ class HeldBytes:
         return [value for one in stream_ids for value in await self._values([one])]
 
     async def _scan(self, group: Sequence[int]) -> dict[int, bytes | None]:
-        """What storage has of the rows of these neighbours, in order of their ids."""
+        """Return the stored rows of a group of nearby ids, in id order."""
         values: dict[int, bytes | None] = dict.fromkeys(group)
         span = keys.stream_bytes(group[0]), keys.stream_bytes(group[-1] + 1)
         try:
@@ -240,14 +242,14 @@ class HeldBytes:
         return values
 
     async def count_all(self) -> None:
-        """Count what the streams hold, from the rows of all of them and the chunks since."""
+        """Count the bytes that all streams hold, from their rows and newer chunks."""
         forgotten, counting = self.forgotten, _Counting()
         self._counting = counting
         span = keys.STREAMS_START, keys.STREAMS_END
         try:
             async with aclosing(readable_pages(self._mount.engine, *span, first=128)) as pages:
                 async for page in pages:
-                    # A few at a time: streams are settled in between.
+                    # A few at a time, so that streams can be settled in between.
                     for first in range(0, len(page), _COUNTED_AT_ONCE):
                         await self._count_page(page[first : first + _COUNTED_AT_ONCE], counting)
             if forgotten == self.forgotten:
@@ -269,7 +271,7 @@ class HeldBytes:
             await self._write(at_least=_ROWS_AT_ONCE)
 
     async def keep(self) -> None:
-        """Store the totals and the counts that are not in rows, because the store is being closed."""
+        """Store the totals, and the counts not yet in rows, because the store is being closed."""
         async with self._changing:
             if self.by_basin is None or len(self.by_basin) > _BASINS_MAX:
                 return
@@ -279,7 +281,7 @@ class HeldBytes:
             await self._mount.committer.write([(keys.HELD_TOTALS, rows.encode(row))])
 
     async def restore(self) -> None:
-        """Take what the opening before this one has kept; call this before any other method."""
+        """Restore what the previous opening stored at close. Call this before any other method."""
         async with self._changing:
             await self._restore()
 
@@ -289,13 +291,13 @@ class HeldBytes:
         try:
             value = await self._mount.engine.get(keys.HELD_TOTALS)
         except TableDamagedError:
-            value = None  # all streams are counted again
+            value = None  # all streams will be counted again
         self._restored = True
         if value is None:
             return
         totals = rows.decode(value, HeldTotalsRow)
         if totals.epoch != self._mount.engine.epoch - 1 or self.forgotten:
-            return  # the store was not closed, or opened by an earlier version since
+            return  # the store was not closed properly, or an earlier version has opened it since
         self.by_basin = totals.by_basin
         for stream_id, fresh in totals.fresh.items():
             if since := self._fresh.get(stream_id):
@@ -305,7 +307,7 @@ class HeldBytes:
                 self._fresh[stream_id] = fresh
 
     async def _write(self, *, at_least: int = 1) -> None:
-        """Write the unwritten rows, if there are `at_least` that many."""
+        """Write the unwritten rows if there are at least `at_least`."""
         if len(self._unwritten) < at_least:
             return
         ops: list[Op] = [
@@ -334,7 +336,7 @@ class HeldBytes:
         live.remove(size)
 
     async def forget(self, stream_id: int) -> list[Op]:
-        """The rows to delete together with the stream, whose chunks are deleted already."""
+        """Return the rows to delete together with a stream whose chunks are already deleted."""
         async with self._changing:
             self._fresh.pop(stream_id, None)
             self._unwritten.pop(stream_id, None)
@@ -365,9 +367,9 @@ class HeldBytes:
         return past
 
     def _take(self, stream_id: int, fresh: FreshBytes, end: int, metered: int) -> None:
-        """Subtract `metered` bytes up to `end`, now in the row; more may have come meanwhile."""
+        """Subtract `metered` bytes up to `end`, now in the row. More may have been added meanwhile."""
         if self._fresh.get(stream_id) is not fresh:
-            return  # too many streams were appended to meanwhile: all will be visited again
+            return  # too many streams were appended to meanwhile, and all will be visited again
         if fresh.end_seq_num == end:
             del self._fresh[stream_id]
         else:
@@ -375,9 +377,9 @@ class HeldBytes:
             fresh.metered -= metered
 
     async def _count(self, stream_id: int, start: int, end: int | None) -> tuple[int, int]:
-        """Where the stored chunks from `start` on end, before `end`, and their bytes.
+        """Return the seq_num after the stored chunks from `start` to `end`, and their bytes.
 
-        Those that cannot be read do not count.
+        Unreadable chunks do not count.
         """
         if end is not None and end <= start:
             return start, 0
@@ -391,7 +393,7 @@ class HeldBytes:
         return start, metered
 
     async def _levels_before(self, stream_id: int, end: bytes) -> list[Op]:
-        """Deletions of the stream's past hours up to the key `end`."""
+        """Return operations that delete the stream's past hours up to the key `end`."""
         ops: list[Op] = []
         async with aclosing(self._mount.engine.scan(keys.level(stream_id, 0), end)) as pages:
             async for page in pages:
@@ -400,7 +402,7 @@ class HeldBytes:
 
 
 def advance(row: HeldRow, counted_to: int, size: int, minute: int) -> HeldRow:
-    """`row` after a change in `minute` (since the Unix epoch)."""
+    """Return `row` after a change in `minute` (since the Unix epoch)."""
     hour, within = divmod(minute, 60)
     if size == row.size and hour != row.hour:
         hour, course = row.hour, row.course  # the level did not change
@@ -412,7 +414,7 @@ def advance(row: HeldRow, counted_to: int, size: int, minute: int) -> HeldRow:
 
 
 def _neighbours(stream_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """`stream_ids`, which are in order, in groups that are close enough to be scanned together."""
+    """Yield sorted `stream_ids` in groups close enough to be scanned together."""
     first = 0
     for at in range(1, len(stream_ids) + 1):
         if at == len(stream_ids) or stream_ids[at] - stream_ids[at - 1] > _SCANNED_GAP:
@@ -421,7 +423,10 @@ def _neighbours(stream_ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _metered(value: bytes) -> int:
-    """Bytes of a chunk's records; 0, when counted and when deleted, if it cannot be read."""
+    """Return the bytes of a chunk's records.
+
+    An unreadable chunk counts as 0 bytes, both when counted and when deleted.
+    """
     try:
         return chunks.decode(value).metered
     except StorageError:

@@ -1,4 +1,4 @@
-"""Counts operations and bytes, minute by minute, writes them to storage and reads them back."""
+"""Counts operations and bytes by the minute, writes them to storage and reads them back."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from streamfold.store.usage.held_bytes import HeldBytes
 logger = logging.getLogger(__name__)
 
 _MINUTE_MS = 60_000
-#: Hours of basins kept while they cannot be written; a basin's hour takes a few KiB.
+#: Maximum hours of basins kept while they cannot be written. A basin's hour takes a few KiB.
 _HOURS_MAX = 10_000
 
-#: The owner of usage that belongs to no basin.
+#: The owner of usage that does not belong to any basin.
 ACCOUNT: Final = ""
 
-#: Operations of the account group, and reading a basin's configuration, count for the account.
+#: Operations of the account group, and reads of a basin's configuration, count for the account.
 _OF_ACCOUNT: Final = GROUP_OPERATIONS[Group.ACCOUNT][0] | GROUP_OPERATIONS[Group.ACCOUNT][1]
 _ACCOUNT_OPS: Final = {
     operation: f"{AccountMetrics.ACCOUNT_OPS}/{operation}"
     for operation in Right
     if operation in _OF_ACCOUNT or operation is Right.GET_BASIN_CONFIG
 }
-#: Appends and reads are counted where they happen, with the commands among them.
+#: Appends, including commands, and reads are counted where they happen.
 _COUNTED_ELSEWHERE: Final = {Right.APPEND, Right.READ, Right.TRIM, Right.FENCE}
 _BASIN_OPS: Final = {
     operation: f"{BasinMetrics.BASIN_OPS}/{operation}"
@@ -48,7 +48,7 @@ _UNARY_READS: Final = f"{BasinMetrics.READ_OPS}/unary"
 _STREAMING_READS: Final = f"{BasinMetrics.READ_OPS}/streaming"
 _APPENDED: Final = f"{BasinMetrics.APPEND_THROUGHPUT}/bytes"
 _READ: Final = f"{BasinMetrics.READ_THROUGHPUT}/bytes"
-#: Hours for which usage is kept: 31 days, a little more than one query may span.
+#: Hours for which usage is kept: 31 days, slightly more than one query may span.
 USAGE_HOURS: Final = 31 * 24
 #: Rows in one commit.
 _ROWS_AT_ONCE = 500
@@ -56,15 +56,15 @@ _ROWS_AT_ONCE = 500
 
 @dataclass(slots=True)
 class Hour:
-    """What the account or a basin used in one hour."""
+    """Usage of the account or of a basin in one hour."""
 
     #: By name and minute (0 to 59).
     amounts: dict[str, dict[int, int]] = field(default_factory=dict)
     storage: int | None = None
     basins: set[str] = field(default_factory=set)
-    #: Whether some of it is not written yet.
+    #: Whether some of it is unwritten.
     changed: bool = False
-    #: Whether this includes what storage has of the hour.
+    #: Whether it includes the stored usage of this hour.
     merged: bool = False
 
     def add(self, amounts: dict[str, dict[int, int]]) -> None:
@@ -74,7 +74,7 @@ class Hour:
                 mine[minute] = mine.get(minute, 0) + amount
 
     def merge(self, row: UsageRow) -> None:
-        """Add what an earlier process has written."""
+        """Add the usage that an earlier process has written."""
         self.add(row.amounts)
         self.basins.update(row.basins)
         if self.storage is None:
@@ -85,9 +85,9 @@ class Hour:
 
 
 class UsageRecorder:
-    """Usage since it was last written. Outlives mounts, because storage may fail meanwhile.
+    """Records usage since it was last written. Outlives mounts, because storage may fail meanwhile.
 
-    `record_*` are for the hot path: they read the clock and add.
+    The hot path calls the `record_*` methods, which only read the clock and add.
     """
 
     def __init__(self, now: Callable[[], int]) -> None:
@@ -101,9 +101,9 @@ class UsageRecorder:
         self.busy = BusyStreams(now)
 
     def record_operation(self, operation: Right, basin: str | None = None) -> None:
-        """Count an operation on `basin`, or on the account.
+        """Count an operation on `basin` or on the account.
 
-        Appends and reads need no call: they are counted when they are durable, or delivered.
+        Ignores appends and reads, which are counted when they become durable or are delivered.
         """
         if name := _ACCOUNT_OPS.get(operation):
             self._record(ACCOUNT, name, 1)
@@ -111,7 +111,7 @@ class UsageRecorder:
             self._record(basin, name, 1)
 
     def record_appends(self, basin: str, kind: StorageClass, batches: int, metered: int) -> None:
-        """Count `batches` with `metered` bytes in all that have become durable."""
+        """Count `batches` that have become durable, with `metered` bytes in total."""
         self._record(basin, _APPEND_OPS[kind], batches)
         self._record(basin, _APPENDED, metered)
 
@@ -125,17 +125,17 @@ class UsageRecorder:
         self._record(basin, _STREAMING_READS, 1)
 
     def record_delivery(self, basin: str, metered: int) -> None:
-        """Count `metered` bytes that a read session has delivered."""
+        """Count `metered` bytes delivered by a read session."""
         self._record(basin, _READ, metered)
 
     def observe_storage(self, basin: str, size: int) -> None:
-        """Record that the streams of `basin` hold `size` bytes of records now."""
+        """Record that the streams of `basin` currently hold `size` bytes of records."""
         if hour := self._hour(basin, self._now() // _MINUTE_MS // 60):
             hour.changed |= hour.storage != size
             hour.storage = size
 
     def observe_basins(self, basins: Iterable[str]) -> None:
-        """Record that these basins have streams now."""
+        """Record that these basins currently have streams."""
         if hour := self._hour(ACCOUNT, self._now() // _MINUTE_MS // 60):
             former = len(hour.basins)
             hour.basins.update(basins)
@@ -157,7 +157,7 @@ class UsageRecorder:
             del self.hours[key]
 
     def drop_written(self) -> None:
-        """Drop past hours that are in storage."""
+        """Drop past hours that are already in storage."""
         current = self._now() // _MINUTE_MS // 60
         over = [
             key
@@ -179,7 +179,7 @@ class UsageRecorder:
         amounts[name] = amounts.get(name, 0) + amount
 
     def _hour(self, basin: str, number: int) -> Hour | None:
-        """The hour to count in; None if too many hours wait to be written."""
+        """Return the hour to count in, or None if too many hours are waiting to be written."""
         hour = self.hours.get((basin, number))
         if hour is None and len(self.hours) < _HOURS_MAX:
             hour = self.hours[(basin, number)] = Hour()
@@ -197,7 +197,7 @@ class UsageKeeper:
         self.held_bytes = HeldBytes(mount, now)
         self._mount = mount
         self._now = now
-        #: Basins that had a stream when it was last looked.
+        #: Basins that had a stream when last checked.
         self._basins: list[str] = []
 
     def appended(self, shares: Sequence[Share]) -> None:
@@ -222,7 +222,7 @@ class UsageKeeper:
             await self.held_bytes.count_all()
 
     async def first_streams(self) -> dict[str, StreamRow]:
-        """The basins that have streams, with the first stream of each."""
+        """Return the basins that have streams, each with its first stream."""
         streams: dict[str, StreamRow] = {}
         engine = self._mount.engine
         async with aclosing(
@@ -237,7 +237,7 @@ class UsageKeeper:
         return streams
 
     async def write(self) -> None:
-        """Make the counts durable, and record what is held."""
+        """Make the counts durable, and record the bytes held."""
         await self.held_bytes.settle_all()
         self._observe()
         self.recorder.fold()
@@ -247,18 +247,18 @@ class UsageKeeper:
         self.recorder.drop_written()
 
     async def forget_stream(self, stream_id: int) -> list[Op]:
-        """The rows to delete together with a stream, whose chunks are deleted already."""
+        """Return the rows to delete together with a stream whose chunks are already deleted."""
         return await self.held_bytes.forget(stream_id)
 
     async def forget_basin(self, basin: str) -> list[Op]:
-        """The rows to delete together with a basin, whose streams are deleted already."""
+        """Return the rows to delete together with a basin whose streams are already deleted."""
         self.recorder.forget(basin)
         if self.held_bytes.by_basin is not None:
             self.held_bytes.by_basin.pop(basin, None)
         return await self._deletions(basin, keys.usage_end(basin))
 
     async def load(self, basin: str, first: int, end: int) -> dict[int, Hour]:
-        """The hours from `first` up to `end`, written or not."""
+        """Return the hours from `first` up to `end`, written or not."""
         self.recorder.fold()
         hours: dict[int, Hour] = {}
         if first >= end:
@@ -281,9 +281,10 @@ class UsageKeeper:
                 self.recorder.observe_storage(basin, self.held_bytes.by_basin.get(basin, 0))
 
     async def _write_hours(self, changed: list[tuple[str, int]]) -> None:
-        """Write whole hours, so that writing them again is harmless if the outcome is unknown.
+        """Write whole hours, so that repeating a write is harmless if its outcome is unknown.
 
-        An hour of which storage has a damaged part waits for the next call, and keeps no other waiting.
+        If the stored part of an hour is damaged, that hour waits for the next call without delaying
+        others.
         """
         ops: list[Op] = []
         written: list[Hour] = []
@@ -307,14 +308,14 @@ class UsageKeeper:
             raise
 
     async def _merge(self, basin: str, number: int, hour: Hour) -> list[Op]:
-        """Add what storage has of this hour, once; returns the deletions of hours that are too old."""
+        """Add the stored usage of this hour, once. Returns deletions of hours that are too old."""
         if hour.merged:
             return []
         value = await self._mount.engine.get(keys.usage(basin, number))
         if value is not None:
             hour.merge(_decode(basin, value))
         elif basin != ACCOUNT and await self._mount.basin(basin) is None:
-            hour.changed = False  # the basin is deleted: its usage can no longer be read
+            hour.changed = False  # the basin is deleted, so its usage can no longer be read
             return []
         hour.merged = True
         return await self._deletions(basin, keys.usage(basin, max(0, number - USAGE_HOURS)))
@@ -328,7 +329,7 @@ class UsageKeeper:
 
 
 def _decode(basin: str, value: bytes) -> UsageRow:
-    """The row in `value`; an empty one if it cannot be read, because counting must continue."""
+    """Decode a row. Returns an empty one if it cannot be read, because counting must continue."""
     try:
         return rows.decode(value, UsageRow)
     except DataCorruptError as error:

@@ -1,8 +1,8 @@
 """Reports usage as series over a span of time, as far as it is known.
 
-Unknown values are left out: hours in which a basin's storage was not measured, levels of a stream older
-than a day, and everything older than 31 days. Amounts have a value in every interval: where nothing was
-counted, nothing happened.
+Unknown values are omitted: hours in which a basin's storage was not measured, levels of a stream older
+than a day, and everything older than 31 days. Amounts have a value in every interval, because where
+nothing was counted, nothing happened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamfold.store.usage.recorder import ACCOUNT, USAGE_HOURS, Hour, UsageKee
 
 _HOUR, _MINUTE = 3600, 60
 
-#: Sets of amounts: their unit, their default interval, and the series that are shown even at zero.
+#: Sets of amounts: their unit, their default interval, and the series shown even when zero.
 _AMOUNTS: Final[dict[str, tuple[Unit, Interval, tuple[str, ...]]]] = {
     AccountMetrics.ACCOUNT_OPS: (Unit.OPERATIONS, Interval.HOUR, ()),
     BasinMetrics.APPEND_OPS: (Unit.OPERATIONS, Interval.MINUTE, ("standard", "express")),
@@ -46,7 +46,7 @@ _BILLED: Final = (*BasinMetrics, AccountMetrics.ACCOUNT_OPS, "total")
 
 
 class UsageReport:
-    """Reports the usage in one mount; `now` is in Unix seconds."""
+    """Reports the usage in one mount. `now` is in Unix seconds."""
 
     def __init__(self, mount: Mount, keeper: UsageKeeper, now: int) -> None:
         self._mount = mount
@@ -54,15 +54,18 @@ class UsageReport:
         self._now = now
 
     async def active_basins(self, span: Span) -> tuple[Metric, ...]:
-        """Basins that had a stream at some time in the span, by the hour."""
+        """Return the basins that had a stream during the span, with hourly precision."""
         hours = await self._hours(ACCOUNT, self._recorded(span, USAGE_HOURS))
         names = set[str]().union(*(hour.basins for hour in hours.values()))
-        first = await self._keeper.first_streams()  # basins that were not measured yet, too
+        first = await self._keeper.first_streams()  # includes basins that were not measured yet
         names.update(name for name, row in first.items() if row.created_at < span.end * 1000)
         return (Label(AccountMetrics.ACTIVE_BASINS, tuple(sorted(names))),)
 
     def bill(self, span: Span, interval: Interval | None) -> tuple[Metric, ...]:
-        """US dollars for the hours that are over, by dimension and in total: this server bills none."""
+        """Return a bill in US dollars, by dimension and in total, for complete hours.
+
+        This server charges nothing.
+        """
         interval = interval or Interval.HOUR
         recorded = self._recorded(span, USAGE_HOURS)
         hours = Span(recorded.start, min(recorded.end, self._now // _HOUR * _HOUR))
@@ -72,7 +75,7 @@ class UsageReport:
     async def amounts(
         self, basin: str, metric_set: str, span: Span, interval: Interval | None
     ) -> tuple[Metric, ...]:
-        """One series for each amount in `metric_set`."""
+        """Return one series for each amount in `metric_set`."""
         unit, default, always = _AMOUNTS[metric_set]
         interval = interval or default
         buckets = self._recorded(span, USAGE_HOURS).buckets(interval)
@@ -92,7 +95,7 @@ class UsageReport:
         )
 
     async def basin_storage(self, basin: str, span: Span) -> tuple[Metric, ...]:
-        """Bytes of records in the basin, for each hour in which upkeep measured them."""
+        """Return the bytes of records in the basin, for each hour in which upkeep measured them."""
         buckets = self._recorded(span, USAGE_HOURS).buckets(Interval.HOUR)
         hours = await self._hours(basin, Span(buckets.start, buckets.stop))
         points = [
@@ -103,7 +106,7 @@ class UsageReport:
         return (Gauge(BasinMetrics.STORAGE, Unit.BYTES, tuple(points)),)
 
     async def stream_storage(self, stream: StreamRow, span: Span) -> tuple[Metric, ...]:
-        """Bytes of records in the stream at the end of each minute, of the last day."""
+        """Return the bytes of records in the stream at the end of each minute, for the last day."""
         recorded = self._recorded(span, LEVEL_HOURS)
         created = stream.created_at // 1000
         buckets = Span(max(recorded.start, created), recorded.end).buckets(Interval.MINUTE)
@@ -117,7 +120,7 @@ class UsageReport:
         return (Gauge(BasinMetrics.STORAGE, Unit.BYTES, tuple(points)),)
 
     def _recorded(self, span: Span, hours: int) -> Span:
-        """The part of the span that is neither too old nor in the future."""
+        """Return the part of the span that is neither too old nor in the future."""
         horizon = (self._now // _HOUR - hours + 1) * _HOUR
         end = min(span.end, self._now + 1)
         return Span(min(max(span.start, horizon), end), end)
@@ -126,7 +129,7 @@ class UsageReport:
         return await self._keeper.load(basin, span.start // _HOUR, -(-span.end // _HOUR))
 
     async def _changes(self, stream_id: int, first_hour: int) -> list[tuple[int, int]]:
-        """The level before `first_hour`, and times and levels from then on."""
+        """Return the level before `first_hour`, and all later changes with their times."""
         held_bytes = self._keeper.held_bytes
         courses: list[tuple[int, LevelRow]] = []
         bounds = keys.level(stream_id, first_hour), keys.levels_end(stream_id)
@@ -151,7 +154,7 @@ def _moments(courses: Iterable[tuple[int, LevelRow]]) -> list[tuple[int, int]]:
 
 
 def _add(sums: dict[int, int], hour: int, amounts: dict[int, int], interval: Interval) -> None:
-    """Add the amounts of the minutes of an hour to their intervals."""
+    """Add the amounts of an hour's minutes to their intervals."""
     start = hour * _HOUR
     if interval is Interval.MINUTE:
         for minute, amount in amounts.items():

@@ -23,7 +23,7 @@ from streamfold.testing.adversary.shrinking import FailingProgram, Shrinker, scr
 from streamfold.testing.proof_report import ProofReport
 
 T = TypeVar("T")
-#: Runs of a replayed program: it fails only now and then.
+#: Runs of a replayed program, because it fails only sometimes.
 _REPLAYS = 5
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--replay", type=Path, metavar="FILE", help=_REPLAY)
     ProofReport.add_option(parser)
     arguments = parser.parse_args()
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # a line for each connection that broke
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # logs a line for each broken connection
     folder: Path = arguments.folder or Path(tempfile.mkdtemp(prefix="streamfold-adversary-"))
     try:
         run = _Run(_program(arguments), folder, arguments)
@@ -95,7 +95,7 @@ class _Run:
         self._report = ProofReport(f"adversary-{program.storage}", arguments.report)
 
     def attack(self) -> bool:
-        """Whether a promise was broken."""
+        """Run the attack. Returns whether a promise was broken."""
         print(f"seed {self._program.seed}", flush=True)
         for number in range(_REPLAYS if self._arguments.replay else 1):
             folder = self._folder / f"run-{number}" if self._arguments.replay else self._folder
@@ -149,7 +149,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     async def run() -> T:
         task = asyncio.current_task()
         assert task is not None
-        # Ended from outside, it still ends its servers.
+        # If terminated from outside, it must still stop its servers.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         return await work
 

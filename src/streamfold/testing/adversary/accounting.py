@@ -199,7 +199,7 @@ class Accountant:
         fresh = self.client.target.generation
         for snapshot in life.snapshots:
             if snapshot.position in listed and snapshot.outcome is OperationOutcome.UNKNOWN:
-                pass  # its bytes tell it from another at the same position
+                pass  # its bytes distinguish it from another at the same position
             elif snapshot.outcome is OperationOutcome.UNKNOWN and snapshot.generation < fresh:
                 snapshot.outcome = OperationOutcome.ABSENT
             newer = sum(position > snapshot.position for position in listed)

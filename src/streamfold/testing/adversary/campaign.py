@@ -27,7 +27,10 @@ _CLOCKS = (0.0, 0.0, 2.0, -2.0, 300.0, -300.0, 7200.0, -7200.0)
 
 @dataclass
 class Campaign:
-    """One store, attacked in rounds. The seed decides what is tried, the machine decides when."""
+    """One store, attacked in rounds.
+
+    The seed decides what is attempted, and the machine decides when.
+    """
 
     program: Program
     folder: Path
@@ -137,7 +140,7 @@ class Campaign:
             server.tell(order)
 
     async def _start(self, *, take_over: bool = False) -> None:
-        """Start a server, which gets all requests from now on."""
+        """Start a server, and send all requests to it from now on."""
         settings = small_settings(self.dice)
         ahead = self.dice.choice(_CLOCKS)
         if self._happens("clock", 0.3) and not take_over:
@@ -224,7 +227,7 @@ class Campaign:
             self.ledger.totals.pauses += 1
 
     async def _take_over(self) -> None:
-        """Start a second server on the same store while the first one runs."""
+        """Start a second server on the same store while the first is running."""
         former, generation = self.server, self.target.generation
         try:
             await self._start(take_over=True)

@@ -18,7 +18,7 @@ _PIECE = 1 << 16
 
 
 class LostError(Exception):
-    """No complete answer. `sent`: whether the server may have acted on the request."""
+    """Raised without a complete answer. `sent`: whether the server may have acted on the request."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -53,7 +53,7 @@ class CurrentServer:
     """The server for new requests, which changes with every restart."""
 
     port: int = 0
-    #: Number of servers so far. Requests to earlier ones are over.
+    #: Number of servers so far. Requests to earlier servers are over.
     generation: int = 0
 
 

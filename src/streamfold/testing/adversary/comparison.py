@@ -165,7 +165,7 @@ class Comparison:
 
     def _check_present(self, append: Append, trimmed: int) -> None:
         place, contents = append.place, self.contents
-        if place is None:  # a producer's repetition, whose answer has no place
+        if place is None:  # a producer's repetition, whose answer contains no place
             if not contents.first and append.life is self.life:
                 raise BrokenPromiseError(
                     append.history,
@@ -195,7 +195,7 @@ class Comparison:
 
     def _expired(self, append: Append) -> bool:
         age = self.life.history.age
-        # By any server's clock since: expired records stay away even if the clock goes back.
+        # By the latest clock of any server: expired records stay away even if the clock goes back.
         latest = self.ledger.clock.latest_ms
         return age is not None and latest >= append.began_ms + age * 1000 - _SLACK_MS
 

@@ -104,7 +104,7 @@ class Append:
     place: int | None = None
     #: None while several are possible.
     life: Life | None = None
-    #: Whether an attempt got no answer. A rejection of another attempt then proves nothing.
+    #: Whether an attempt got no answer. If so, a rejection of another attempt proves nothing.
     doubtful: bool = False
     #: The stream's `changes`, and the tail of its life, when it began.
     changes: int = 0
@@ -220,13 +220,13 @@ class StreamHistory:
     lives: list[Life] = field(default_factory=list)
     appends: list[Append] = field(default_factory=list)
     births: int = 0
-    #: Begun or ended creations and deletions, and those in progress.
+    #: Number of creations and deletions begun or ended, and of those in progress.
     changes: int = 0
     changing: int = 0
     #: When the last deletion began.
     deleted: int = 0
     deleted_ms: int = 0
-    #: Forks being created. It is not deleted meanwhile.
+    #: Number of forks being created. The stream is not deleted meanwhile.
     forking: int = 0
     lines: list[tuple[int, str]] = field(default_factory=list)
 
@@ -241,7 +241,7 @@ class StreamHistory:
 
     @property
     def living(self) -> Life | None:
-        """The current life, or None if there is none or any doubt."""
+        """The current life, or None if there is none or it is uncertain."""
         return self.life if self.settled and self.existence is Existence.ALIVE else None
 
     def note(self, text: str) -> int:
@@ -250,7 +250,7 @@ class StreamHistory:
         return tick
 
     def begin_change(self, text: str, *, deletes: bool = False) -> int:
-        """Note the beginning of a creation or deletion. Until its end, existence is uncertain."""
+        """Record the beginning of a creation or deletion. Until its end, existence is uncertain."""
         self.changing += 1
         self.changes += 1
         tick = self.note(text)
@@ -435,7 +435,7 @@ class Ledger:
     def forget_past(self) -> None:
         """Forget appends of deleted streams and missing appends. Call right after an accounting.
 
-        If a record of theirs appears after all, it counts as one that nobody appended.
+        If one of their records appears after all, it counts as one that nobody appended.
         """
         needed = {
             ancestor

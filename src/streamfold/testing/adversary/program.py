@@ -1,4 +1,4 @@
-"""An attack program: its operations, faults and amounts."""
+"""An attack program: its operations, faults and limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Program:
 
     seed: int
     rounds: int = 50
-    #: Minimum kills and stops, and acknowledged records, for which it continues beyond `rounds`.
+    #: Minimum kills and stops, and acknowledged records. The program continues beyond `rounds`
+    #: until then.
     ends: int = 0
     acks: int = 0
     storage: str = "local"
@@ -106,7 +107,7 @@ class Program:
 
     @classmethod
     def read(cls, path: Path) -> Program:
-        """Read a program from a file. Raises InvalidError if it holds none."""
+        """Read a program from a file. Raises InvalidError if it contains none."""
         try:
             content = json.loads(path.read_text())
             for field in ("operations", "faults"):

@@ -1,4 +1,4 @@
-"""A TCP proxy before an S3 server that fails as networks and storage do."""
+"""A TCP proxy in front of an S3 server that fails as networks and storage do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 _PIECE = 1 << 16
 _LENGTH = re.compile(rb"content-length: *([0-9]+)", re.IGNORECASE)
-#: Seconds by which a late answer is late.
+#: Seconds by which an answer is delayed.
 _DELAY = 0.3
 
 
@@ -27,7 +27,7 @@ _DENIAL = _problem(b"403 Forbidden", b"AccessDenied")
 
 
 class StorageWeather(enum.StrEnum):
-    """What becomes of requests to storage."""
+    """The effect on requests to storage."""
 
     CLEAR = "works"
     REFUSED = "refuses connections"
@@ -51,7 +51,7 @@ class _Request:
 
 
 class StorageProxy:
-    """Stands before one S3 server; the weather may change at any time, for open connections too."""
+    """Proxies one S3 server. The weather may change at any time, also for open connections."""
 
     def __init__(self, endpoint: str) -> None:
         parts = urlsplit(endpoint)
@@ -61,7 +61,7 @@ class StorageProxy:
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.endpoint = ""
-        #: First lines of the requests whose answers did not get through.
+        #: First lines of the requests whose answers were lost.
         self.answers_lost: list[bytes] = []
 
     async def turn(self, weather: StorageWeather) -> None:
@@ -73,7 +73,7 @@ class StorageProxy:
                 writer.transport.abort()
 
     async def lost_answer(self, method: bytes, path: bytes) -> None:
-        """Return once one more answer was lost to such a request."""
+        """Wait until the answer to another such request is lost."""
         before = len(self.answers_lost)
 
         def lost() -> bool:
@@ -96,7 +96,7 @@ class StorageProxy:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            # A task that was cancelled before its first step has not closed its connection.
+            # A task cancelled before its first step has not closed its connection.
             for writer in tuple(self._open):
                 writer.transport.abort()
 
@@ -120,13 +120,13 @@ class StorageProxy:
                 self._open.discard(up_writer)
                 up_writer.transport.abort()
         except* (OSError, EOFError):
-            pass  # one end is gone, so is the other
+            pass  # one end is gone, so the other is closed too
         finally:
             self._open.discard(writer)
             writer.transport.abort()
 
     async def _pass(self) -> None:
-        """Return when something may pass; raise when the connection has to end."""
+        """Wait until data may pass. Raises ConnectionResetError if the connection must end."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._weather is not StorageWeather.SILENT)
         if self._weather is StorageWeather.REFUSED:
@@ -158,7 +158,7 @@ class StorageProxy:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Read the rest of a request, and answer it in place of storage."""
+        """Read the rest of a request, and answer it instead of storage."""
         while b"\r\n\r\n" not in piece:
             piece += await reader.read(_PIECE)
         head, _, body = piece.partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Readers of tails, lists and missing streams, and followers."""
+"""Readers of tails, listings and missing streams, and followers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamfold.testing.adversary.reading import (
 
 @dataclass
 class Readers:
-    """Read while others write. No answer may contradict certain facts."""
+    """Reads while others write. No answer may contradict certain facts."""
 
     ledger: Ledger
     client: Client

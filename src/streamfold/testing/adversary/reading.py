@@ -1,4 +1,4 @@
-"""What a reader gets, and to which append each record belongs."""
+"""Decodes what readers receive, and identifies the append of each record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamfold.testing.adversary.ledger import (
 )
 
 JSON = {"content-type": "application/json"}
-#: Codes with which the server promises that nothing happened.
+#: Error codes that guarantee that the request had no effect.
 _CLEAN = frozenset(
     {
         "basin_deletion_pending",
@@ -46,12 +46,12 @@ _CLEAN = frozenset(
         "uploads_busy",
     }
 )
-#: Answers that say nothing about the store: try again later.
+#: Statuses that reveal nothing about the store: try again later.
 _LATER = (500, 502, 503, 504)
 
 
 def outcome_of(answer: Answer) -> OperationOutcome:
-    """What an answer says about the request: done, certainly not done, or neither."""
+    """Return what an answer reveals about the request: done, certainly not done, or unknown."""
     if answer.status < 300:
         return OperationOutcome.KEPT
     if answer.status == 412 or answer.code in _CLEAN:
@@ -78,7 +78,7 @@ class StoredRecord:
 
 
 def decode_records(batch: dict[str, Any]) -> list[StoredRecord]:
-    """The records of a batch in the format base64."""
+    """Return the records of a batch in base64 format."""
     return [
         StoredRecord(
             item["seq_num"],
@@ -99,14 +99,17 @@ def _command(headers: Iterable[tuple[str, str]]) -> str:
 
 @dataclass(slots=True)
 class Recognizer:
-    """Names the append of each record of one stream, in order, and compares the bytes."""
+    """Identifies the append of each record of one stream, in order, and compares the bytes."""
 
     ledger: Ledger
     history: StreamHistory
     _last: tuple[int, Append, int] | None = field(default=None, init=False)
 
     def recognize(self, record: StoredRecord) -> tuple[Append, int] | None:
-        """The append and the index in it; None for a command whose neighbour is not there."""
+        """Return the append and the record's index in it.
+
+        Returns None for a command if the record before it is not there.
+        """
         last, self._last = self._last, None
         if record.command:
             if last is None or last[0] != record.seq_num - 1:
@@ -129,7 +132,7 @@ class Recognizer:
         return append, index
 
     def name(self, body: bytes) -> tuple[Append, int]:
-        """The append that a data record names, and its index in it."""
+        """Return the append that a data record names, and the record's index in it."""
         try:
             number, index, _ = body.strip(b'"').split(b".", 2)
             return self.ledger.appends[int(number)], int(index)
@@ -143,7 +146,7 @@ class Recognizer:
 
 
 def observe(ledger: Ledger, append: Append, index: int, seq_num: int) -> None:
-    """Note that a reader got a record: from now on its append has happened."""
+    """Record that a reader got a record, which proves that its append took effect."""
     history = append.history
     if append.outcome is OperationOutcome.REFUSED:
         raise BrokenPromiseError(
@@ -164,7 +167,7 @@ def observe(ledger: Ledger, append: Append, index: int, seq_num: int) -> None:
 
 
 def note_seen(life: Life, seq_num: int, append: Append, index: int) -> None:
-    """Compare a record with what readers of the same life, or of its source, got before."""
+    """Compare a record with what readers of the same life, or of its source, got earlier."""
     owner = life.owner(seq_num)
     before = owner.seen.setdefault(seq_num, (append.id, index))
     if before != (append.id, index):
@@ -180,7 +183,7 @@ def stream_headers(basin: str) -> dict[str, str]:
 
 
 async def ask(client: Client, method: str, path: str, headers: dict[str, str]) -> Answer:
-    """An answer that says something; LostError if there is none."""
+    """Return an informative answer. Raises LostError if there is none."""
     answer = await client.exchange(method, path, headers)
     if answer.status in _LATER:
         raise LostError(str(answer), sent=True)
@@ -189,7 +192,7 @@ async def ask(client: Client, method: str, path: str, headers: dict[str, str]) -
 
 @dataclass(frozen=True, slots=True)
 class StreamContents:
-    """A whole stream as a reader got it: the records from the first one kept to the tail."""
+    """A whole stream as a reader got it, from the first retained record to the tail."""
 
     records: list[StoredRecord]
     first: int
@@ -197,7 +200,7 @@ class StreamContents:
 
 
 async def read_stream(client: Client, basin: str, name: str) -> StreamContents | Answer:
-    """Everything that the stream holds, or the answer that says there is none."""
+    """Read the whole stream. Returns an error answer if the stream cannot be read."""
     records: list[StoredRecord] = []
     position, headers = 0, stream_headers(basin)
     while True:
@@ -214,6 +217,6 @@ async def read_stream(client: Client, basin: str, name: str) -> StreamContents |
             tail = answer.json()["tail"]["seq_num"]
             return StreamContents([], tail, tail)
         if page[0].seq_num != position:
-            records.clear()  # expired, or trimmed, while this read them
+            records.clear()  # expired or trimmed during this read
         records += page
         position = page[-1].seq_num + 1

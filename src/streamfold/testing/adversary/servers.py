@@ -30,13 +30,13 @@ _REPLACED = 8
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a server's log, which says why it stopped."""
+    """Return the last line of a server's log, which tells why it stopped."""
     lines = log.read_bytes()[-4096:].decode(errors="replace").splitlines()
     return lines[-1][:400] if lines else ""
 
 
 class StartFailedError(Exception):
-    """A server exited before answering. `replaced`: because another one took over."""
+    """Raised if a server exits before answering. `replaced`: because another one took over."""
 
     def __init__(self, text: str, *, replaced: bool = False) -> None:
         super().__init__(text)
@@ -160,8 +160,8 @@ class ServerProcess:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Not `Process.send_signal`, which reaps a process that has just ended, so that waiters miss its
-        # status.
+        # Not `Process.send_signal`, which reaps a process that has just ended, so that waiters
+        # would miss its status.
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)

@@ -39,7 +39,7 @@ class Storage(Protocol):
         ...
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """The storage exists while the block runs."""
+        """Provide the storage while the block runs."""
         ...
 
     def disturbed(
@@ -57,7 +57,7 @@ class Storage(Protocol):
         ...
 
     def boot(self) -> None:
-        """Restart the machine with the image's files."""
+        """Restart the machine with the files of the image."""
         ...
 
 
@@ -167,7 +167,7 @@ async def _changing(
     dice: random.Random,
     ledger: Ledger,
 ) -> AsyncIterator[None]:
-    """Inject one fault after the other while the block runs."""
+    """Inject one fault after another while the block runs."""
 
     async def change() -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Clients of both faces that do everything at once."""
+"""Clients of both faces that concurrently do everything."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from streamfold.testing.adversary.program import OPERATIONS, Program
 from streamfold.testing.adversary.readers import Readers
 from streamfold.testing.adversary.writers import Writers
 
-#: Basins: one with streams of S2, one whose appends create streams, one of Durable Streams, and one
-#: that is deleted as a whole now and then.
+#: Basins: one with S2 streams, one whose appends create streams, one of Durable Streams, and one
+#: that is occasionally deleted as a whole.
 STREAMS, AUTO, DURABLE, DOOMED = "s2-streams", "auto-streams", "durable-streams", "doomed-streams"
-#: Records after which a busy stream, and a small one, is deleted and begins anew.
+#: Records after which a busy stream, or a small one, is deleted and starts over.
 _BUSY_RECORDS, _SMALL_RECORDS = 5000, 800
-#: Names that only forks have.
+#: Number of stream names reserved for forks.
 _FORKS = 12
 
 Action = Callable[[random.Random], Awaitable[None]]
@@ -28,7 +28,7 @@ Action = Callable[[random.Random], Awaitable[None]]
 
 @dataclass
 class Workload:
-    """All clients together: each chooses what to do next, and where, by weights and dice."""
+    """All clients. Each chooses its next action and stream by weights and dice."""
 
     ledger: Ledger
     client: Client
@@ -42,7 +42,7 @@ class Workload:
         self.lifecycle = Lifecycle(self.ledger, self.client, self.writers)
 
     def prepare(self) -> None:
-        """Name the streams; they are created when they are used."""
+        """Name the streams, which are created when first used."""
         for number in range(self.program.busy_streams):
             self._add(STREAMS, f"busy-{number}")
             self._add(DURABLE, f"busy-{number}", json=True)
@@ -69,7 +69,7 @@ class Workload:
         return history
 
     async def run(self, until: asyncio.Event) -> None:
-        """Work until the event; errors of connections are part of the work."""
+        """Work until the event is set. Connection errors are part of the work."""
         seeds = [self.dice.random() for _ in range(self.program.workers)]
         async with asyncio.TaskGroup() as group:
             for seed in seeds:
@@ -94,7 +94,7 @@ class Workload:
             await self.readers.follow(history, dice)
 
     def _actions(self) -> dict[str, Action]:
-        """What clients do."""
+        """Return the clients' actions by name."""
         return {
             "append": self._append_somewhere,
             "append to a busy stream": self._append_busy,
@@ -128,18 +128,18 @@ class Workload:
             await self.writers.append(history, dice)
 
     async def _ready(self, history: StreamHistory, dice: random.Random) -> bool:
-        """Whether an append makes sense now; creates a stream that does not exist."""
+        """Return whether to append now. Creates the stream if it does not exist."""
         if history.existence is Existence.UNSETTLED:
-            return False  # until an accounting shows what became of it
+            return False  # until an accounting shows its fate
         if history.existence is Existence.GONE and history.name.startswith("fork"):
             return False
         life = history.living
         limit = _BUSY_RECORDS if history.name.startswith("busy") else _SMALL_RECORDS
         if life is not None and life.tail > limit:
-            await self.lifecycle.delete(history, dice)  # so that long runs stay small
+            await self.lifecycle.delete(history, dice)  # keeps long runs small
             return False
         if history.creates and history.changing:
-            return False  # two appends that may create it: nobody could tell which one did
+            return False  # with two appends that may create it, nobody could tell which one did
         if history.existence is Existence.GONE and not history.changing:
             await self.lifecycle.create(history)
             return history.living is not None
@@ -167,7 +167,7 @@ class Workload:
             await self.readers.read_missing(basin, dice)
 
     async def _herd(self, dice: random.Random) -> None:
-        """Append to many streams at once, beside reads of streams that do not exist."""
+        """Append to many streams at once, while reading streams that do not exist."""
         histories = [h for h in self.ledger.histories.values() if h.living is not None]
         dice.shuffle(histories)
 
@@ -181,7 +181,7 @@ class Workload:
                 group.create_task(calmly(self.writers.append(history, dice)))
 
     async def _delete(self, dice: random.Random) -> None:
-        """Delete a stream, a busy one rarely, and mostly create it again at once."""
+        """Delete a stream, but a busy one only rarely, and usually create it again at once."""
         history = self._pick(dice)
         if history.name.startswith("busy") and dice.random() < 0.9:
             return

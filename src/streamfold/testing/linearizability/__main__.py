@@ -78,7 +78,7 @@ def main() -> None:
 def _run(arguments: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # a line for each connection that broke
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # logs a line for each broken connection
     folder: Path = arguments.folder or Path(tempfile.mkdtemp(prefix="streamfold-linearizability-"))
     second = _second_judge(arguments.porcupine, seed, folder)
     storage: Storage = FlakyBucket() if arguments.storage == "s3" else LocalFolder(folder / "store")

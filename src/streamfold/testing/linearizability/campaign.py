@@ -262,7 +262,7 @@ class LinearizabilityRun:
 
 @contextmanager
 def _expected(stream: StreamClients) -> Iterator[None]:
-    """Turn an answer that no server may give into a NotLinearizableError."""
+    """Translate an answer that no server may give into a NotLinearizableError."""
     try:
         yield
     except* UnexpectedAnswerError as errors:

@@ -68,7 +68,7 @@ class _Frame:
 
 @dataclass
 class LogSearch:
-    """Finds append orders that agree with every answer on places, contents and conditions."""
+    """Finds append orders that agree with all answers on places, contents and conditions."""
 
     history: OperationHistory
     #: The contradiction found furthest along the log.
@@ -76,7 +76,7 @@ class LogSearch:
     _furthest: int = -1
     _steps: int = 0
     _used: set[int] = field(default_factory=set)
-    #: Current epoch and number of each producer.
+    #: Current epoch and sequence number of each producer.
     _producers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

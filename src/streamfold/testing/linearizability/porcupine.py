@@ -36,13 +36,13 @@ _ORIGINAL_SECONDS, _RESOLVED_SECONDS = 5.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Porcupine:
-    """The built s2-porcupine program."""
+    """The s2-porcupine program, once built."""
 
     program: Path
 
     @classmethod
     def find(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> Porcupine:
-        """Return s2-porcupine from PATH, or build it in `folder`. Raises if there is neither."""
+        """Return s2-porcupine from PATH, or build it in `folder`. Raises if both fail."""
         installed = shutil.which("s2-porcupine", path=environment.get("PATH"))
         if installed is not None:
             return cls(Path(installed))
@@ -100,7 +100,7 @@ class Porcupine:
 def resolved(history: OperationHistory, verdict: Verdict) -> OperationHistory:
     """Return the history without unknown outcomes, as settled by `verdict`.
 
-    Each unanswered append in the log succeeds just before the first answer that proves it; the others
+    Each unanswered append in the log succeeds just before the first answer that proves it. The others
     fail after all events.
     """
     tails: dict[int, int] = {}
@@ -167,7 +167,7 @@ class SecondJudge:
     _sample: list[tuple[Path, Path, int]] = field(default_factory=list)
 
     def keep(self, history: OperationHistory, verdict: Verdict) -> None:
-        """Save a sample for later, because the server needs the processors now."""
+        """Save a sample for later, because the server needs the CPUs now."""
         if verdict.judgement is Judgement.LINEARIZABLE and self.dice.random() < self.part:
             original = self.folder / f"{history.name}.jsonl"
             certain = self.folder / f"{history.name}.resolved.jsonl"

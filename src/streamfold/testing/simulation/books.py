@@ -31,7 +31,7 @@ class SimulationReport:
     """Counters and trace of one run."""
 
     seed: int
-    #: Callbacks run by the event loop.
+    #: Callbacks that the event loop ran.
     steps: int = 0
     calls: int = 0
     acked: int = 0
@@ -40,7 +40,7 @@ class SimulationReport:
     stops: int = 0
     crashes: int = 0
     replacements: int = 0
-    #: Requests through the faces, clients that vanished, answers cut off.
+    #: Requests through the faces, vanished clients, and answers cut off.
     requests: int = 0
     vanished: int = 0
     broken: int = 0

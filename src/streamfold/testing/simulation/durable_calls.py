@@ -306,7 +306,7 @@ class DurableCalls:
             raise ViolationError(f"{ledger.name}: is open again")
 
     async def _close(self, number: int) -> None:
-        """Close a stream, with a last append or without; rarely, since no append follows."""
+        """Close a stream, with or without a last append. Rare, because no append can follow."""
         books, random = self._books, chance()
         if random.random() < 0.5 or (ledger := books.pick()) is None:
             return
@@ -458,7 +458,7 @@ class DurableCalls:
             ledger.check_bodies(bodies, position, _next_offset(answer), books.latest)
 
     async def check(self, ledger: StreamLedger) -> None:
-        """Read a stream and its snapshot, and compare them with what clients were told."""
+        """Read a stream and its snapshot, and compare them with what clients learned."""
         position: int | None = max(ledger.trimmed, ledger.trim_attempted)
         while position is not None and position < ledger.tail:
             former = position

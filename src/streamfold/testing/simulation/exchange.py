@@ -49,7 +49,8 @@ class SimulatedExchange:
         self.headers: Mapping[bytes, bytes] = fields
         self.repeated: Collection[bytes] = ()
         self.body = body
-        #: Pieces the client sent. An empty piece marks the end; None means it vanished before the end.
+        #: Pieces the client sent. An empty piece marks the end, and None means it vanished before
+        #: the end.
         self._inbox: deque[bytes | None] = deque()
         self._sent_all = body is not None
         self._arrived = asyncio.Event()

@@ -126,7 +126,7 @@ class Faces:
     ) -> Answer:
         """Send one request and return its answer.
 
-        Raises LostAnswerError if the answer is cut off or the client vanishes; a `faithful` client
+        Raises LostAnswerError if the answer is cut off or the client vanishes. A `faithful` client
         never vanishes. Raises ViolationError for impossible statuses, unless they are `allowed`.
         """
         random, mark = chance(), self.books.mark()

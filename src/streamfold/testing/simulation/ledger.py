@@ -34,9 +34,9 @@ class StreamLedger:
     #: Acknowledged records by seq_num: body and arrival in wall-clock seconds.
     acked: dict[int, tuple[bytes, float]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
-    #: The highest tail any client was told.
+    #: The highest tail that any client has received.
     tail: int = 0
-    #: Records below an acknowledged trim are gone; those below an attempted trim may be.
+    #: Records below an acknowledged trim are gone. Records below an attempted trim may be.
     trimmed: int = 0
     trim_attempted: int = 0
     #: The body read at each seq_num, and the seq_num of each body. Neither may change.
@@ -52,7 +52,7 @@ class StreamLedger:
     published: int = -1
     #: Whether the stream holds JSON messages.
     json: bool = False
-    #: Whether any client was told that the stream is closed.
+    #: Whether any client has learned that the stream is closed.
     closed: bool = False
     #: Whether the first append creates the stream, which may not have happened yet.
     lazy: bool = False
@@ -126,7 +126,7 @@ class StreamLedger:
     def check_read(
         self, records: Sequence[SequencedRecord], first: int, tail: int, latest: float
     ) -> None:
-        """Compare a read from `first` to `tail` with what clients were told.
+        """Compare a read from `first` to `tail` with what clients learned.
 
         `latest` is the latest time the wall clock has shown.
         """
@@ -154,7 +154,7 @@ class StreamLedger:
             )
 
     def check_bodies(self, bodies: Sequence[bytes], first: int, end: int, latest: float) -> None:
-        """Compare bodies read without seq_nums from [`first`, `end`) with what clients were told."""
+        """Compare bodies read without seq_nums from [`first`, `end`) with what clients learned."""
         present, last = set[int](), -1
         for body in bodies:
             if body in self.refused:

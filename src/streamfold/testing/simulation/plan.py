@@ -132,7 +132,7 @@ def draw_plan(seed: int, *, faces: bool = True) -> SimulationPlan:
     random = Random(seed)  # noqa: S311 - repeatable, not secret
     kinds: dict[str, int] = dict(STORE_KINDS)
     if faces:
-        # A quarter of the programs mix both; the others use only the faces.
+        # A quarter of the programs mix both. The others use only the faces.
         kinds = dict(FACE_KINDS) if random.random() < 0.75 else kinds | dict(FACE_KINDS)
     numbers = iter(range(1_000_000))
     lives = []

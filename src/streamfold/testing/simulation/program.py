@@ -97,7 +97,7 @@ class Clients:
             await calls[operation.kind](operation.number)
 
     async def check_all(self) -> None:
-        """Read every stream to its end and compare it with what clients were told."""
+        """Read every stream to its end and compare it with what clients learned."""
         store_calls = StoreCalls(self._books, self._store, 0)
         books = self._books
         for ledger in books.streams.values():
@@ -279,7 +279,7 @@ class _Program:
         await self._account(plan)
 
     async def _account(self, plan: LifePlan) -> None:
-        """Open the store with calm storage and compare all streams with what clients were told."""
+        """Open the store with calm storage and compare all streams with what clients learned."""
         server = await self._open(plan, calm=True)
         clients = Clients(self.books, await server.store(), server.faces)
         check = server.process.start(clients.check_all())

@@ -273,7 +273,7 @@ class S2Calls:
         books.note(f"s2 follow {ledger.name} from {first} -> {numbers}, {ending}")
 
     def _take_event(self, ledger: StreamLedger, event: bytes, numbers: list[int]) -> None:
-        """Check that one event's records are consecutive and match what clients were told."""
+        """Check that one event's records are consecutive and match what clients learned."""
         _, _, data = event.partition(b"\ndata: ")
         if event.startswith(b"event: error"):
             answer = Answer(0, {}, data)
@@ -433,7 +433,7 @@ class S2Calls:
         return await self._send_append(ledger, bodies, {}, token=token)
 
     async def check(self, ledger: StreamLedger) -> None:
-        """Read a stream to its end and compare it with what clients were told."""
+        """Read a stream to its end and compare it with what clients learned."""
         books, first = self._books, 0
         records: list[SequencedRecord] = []
         while True:

@@ -280,7 +280,7 @@ class StoreCalls:
         await asyncio.sleep(chance().choice((1.0, 1.0, 1.0, RETENTION / 2)))
 
     async def check(self, ledger: StreamLedger) -> None:
-        """Read a stream to its end and compare it with what clients were told."""
+        """Read a stream to its end and compare it with what clients learned."""
         books, store = self._books, self._store
         tail = int((await store.check_tail(BASIN, ledger.name)).seq_num)
         ledger.check_tail(tail, ledger.tail)

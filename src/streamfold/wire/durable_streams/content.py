@@ -23,16 +23,17 @@ from streamfold.wire.json_scan import (
     split_json,
 )
 
-#: Content type of a stream whose creation named no type, or an unparsable one.
+#: Content type of a stream created without a type, or with one that cannot be parsed.
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 JSON: Final = "application/json"
 
-#: Characters. A type is stored with its stream and sent with every read.
+#: Maximum characters. A type is stored with its stream and sent with every read.
 CONTENT_TYPE_MAX: Final = 256
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105 - RFC 9110's word for a name
 _CONTENT_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}[ \t]*(?:;[ \t\x21-\x7e]*)?")
-#: Bytes and commas up to which one msgspec call is quicker than a scan, and short enough.
+#: Maximum bytes and commas for which a single msgspec call is faster than a scan and takes little
+#: time.
 PLAIN_BYTES: Final = 64 << 10
 PLAIN_COMMAS: Final = 2_000
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -73,7 +74,7 @@ def parse_stream_type(value: str | None) -> str | None:
 
 
 def is_plain(body: bytes) -> bool:
-    """Return whether a body is split in about a millisecond, whatever it contains."""
+    """Return whether a body can be split in about a millisecond, whatever it contains."""
     return len(body) <= PLAIN_BYTES and body.count(b",") <= PLAIN_COMMAS
 
 

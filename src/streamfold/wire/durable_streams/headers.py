@@ -1,4 +1,4 @@
-"""Parses request headers, checked as far as possible without the stream. Names response headers."""
+"""Parses request headers and checks them, except against the stream. Names response headers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TTL_MAX: Final = 2**53 - 1
 #: Characters of a rejected value that an error message quotes.
 _SHOWN = 60
 
-#: `datetime.fromisoformat` knows the calendar but accepts far more than RFC 3339, since Python 3.14
-#: even 24:00.
+#: `datetime.fromisoformat` checks the calendar but accepts far more than RFC 3339, since Python
+#: 3.14 even 24:00.
 _RFC_3339 = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt]((?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,30}))?"
     r"(?:[Zz]|([+-](?:[01][0-9]|2[0-3]):[0-5][0-9]))"
@@ -48,7 +48,8 @@ STREAM_CLOSED: Final = (b"stream-closed", b"true")
 #: Maximum of epochs, sequence numbers and sub-offsets: the largest integer that every JavaScript
 #: client can represent.
 INTEGER_MAX: Final = 2**53 - 1
-#: Bytes of a producer's id, and of a Stream-Seq. Both are stored for as long as the stream exists.
+#: Maximum bytes of a producer's id, and of a Stream-Seq. Both are stored as long as the stream
+#: exists.
 NAME_MAX: Final = 256
 #: Returns a header's value by its name in lower case, or None if the header is absent.
 Header: TypeAlias = Callable[[str], str | None]
@@ -172,7 +173,7 @@ def parse_append(header: Header) -> AppendOptions:
 def parse_closed(header: Header) -> bool:
     """Return whether to close the stream.
 
-    Every value except `true` means no, and none is an error.
+    Every value except `true` means no. No value is an error.
     """
     return (header(CLOSED) or "").lower() == "true"
 

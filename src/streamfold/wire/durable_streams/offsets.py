@@ -1,4 +1,4 @@
-"""Offsets: the tokens by which Durable Streams clients name a position.
+"""Offsets: the tokens with which Durable Streams clients name a position.
 
 To a client, an offset is opaque and sorts as text. Here it is the seq_num of the next record, in
 the layout that the protocol's reference servers use and its conformance suite hard-codes:

@@ -26,14 +26,14 @@ from streamfold.errors import InvalidError
 CURSOR_EPOCH_MS: Final = 1_728_432_000_000
 #: Milliseconds for which all readers at one offset use the same URL.
 CURSOR_INTERVAL_MS: Final = 20_000
-#: Maximum seconds by which a cursor jumps ahead, so that a reader leaves a cached response behind.
+#: Maximum seconds that a cursor jumps ahead, which lets a reader leave a cached response behind.
 CURSOR_JITTER_MAX: Final = 3600
 
 _INTERVAL_SECONDS = CURSOR_INTERVAL_MS // 1000
 #: A longer cursor was never issued, and is treated like any other invalid cursor.
 _CURSOR = re.compile(r"[0-9]{1,20}")
 _OPAQUE_TAG = re.compile(r'"[^"]*"')
-#: For binary streams. Events of text streams omit it.
+#: Header for binary streams. Events of text streams omit it.
 DATA_ENCODING_HEADER: Final = "stream-sse-data-encoding"
 BASE64: Final = "base64"
 
@@ -99,9 +99,10 @@ def control_event(next_offset: str, cursor: str | None, up_to_date: bool, closed
     return b"event: control\ndata:%b\n\n" % msgspec.json.encode(control)
 
 
-#: Bytes. A writer that could guess the boundary could forge parts.
+#: Minimum random bytes. A writer that could guess the boundary could forge parts.
 BOUNDARY_RANDOM_MIN: Final = 16
-#: Bytes. In hex and with the prefix, they fill the 70 characters that RFC 2046 allows.
+#: Maximum random bytes. In hex and with the prefix, they fill the 70 characters that RFC 2046
+#: allows.
 BOUNDARY_RANDOM_MAX: Final = 29
 
 PART_END: Final = b"\r\n"

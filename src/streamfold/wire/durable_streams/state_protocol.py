@@ -1,4 +1,4 @@
-"""State Protocol messages in a JSON stream: changes of a keyed state, and control messages.
+"""State Protocol messages in a JSON stream: changes to a keyed state, and control messages.
 
 Readers such as npm `@durable-streams/state` use `headers.offset` as a cursor. The protocol's
 reference server adds it to every such message that a read returns, and so does this server. A read
@@ -45,14 +45,14 @@ _HEADERS: Final = msgspec.json.Decoder(_Headers)
 
 
 def stamp(messages: Iterable[tuple[int, bytes]]) -> list[bytes]:
-    """Return messages, given with their seq_nums, adding offsets to State Protocol messages."""
+    """Return messages, given with their seq_nums, with offsets added to State Protocol messages."""
     return [
         _stamped(message, seq_num) if _MARK in message else message for seq_num, message in messages
     ]
 
 
 def may_be_state(content: bytes) -> bool:
-    """Return whether `content` may hold such a message, whatever encoding its records have."""
+    """Return whether `content` may contain such a message, however its records are encoded."""
     return _MARK in content
 
 

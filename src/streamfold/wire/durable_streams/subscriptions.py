@@ -21,22 +21,22 @@ from streamfold.errors import InvalidError
 from streamfold.model.names import parse_stream_name
 from streamfold.wire.text import SHOWN, decode_json, decode_segment
 
-#: Bytes of UTF-8 in a subscription id, and in a worker's name.
+#: Maximum bytes of UTF-8 in a subscription id, and in a worker's name.
 ID_MAX: Final = 256
-#: A first segment that no stream can have.
+#: A first path segment that no stream can have.
 _CONTROL: Final = "__ds"
-#: Characters: twice the longest stream name.
+#: Maximum characters: twice the longest stream name.
 PATTERN_MAX: Final = 1024
 #: Maximum segments of a new pattern, and maximum `**` among them. Each stream is matched against
 #: every subscription.
 SEGMENTS_MAX: Final = 32
 MANY_MAX: Final = 4
 _ONE, _MANY = "*", "**"
-#: Milliseconds that a worker keeps a wake without renewing its lease.
+#: Minimum and maximum milliseconds for which a worker holds a wake without renewing its lease.
 LEASE_TTL_MIN_MS: Final = 1_000
 LEASE_TTL_MAX_MS: Final = 600_000
 LEASE_TTL_DEFAULT_MS: Final = 30_000
-#: Streams that one request may name: as many as a subscription may have.
+#: Maximum streams that one request may name: as many as a subscription may have.
 NAMED_MAX: Final = 10_000
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53 - 1)]
@@ -60,7 +60,7 @@ def parse_name(text: str, what: str) -> str:
 
 
 def parse_path(text: str) -> str:
-    """Parse a stream's path. Leading and trailing slashes do not count."""
+    """Parse a stream's path. Leading and trailing slashes are ignored."""
     path = parse_stream_name(text.strip("/"))
     if path.partition("/")[0] == _CONTROL:
         raise InvalidError(f"stream {path[:80]!r} begins with {_CONTROL}, which is reserved")
@@ -94,7 +94,7 @@ class Pattern:
         self._whole = 1 << len(segments)
 
     def matches(self, path: str) -> bool:
-        """Return whether the whole path matches. A leading slash does not count."""
+        """Return whether the whole path matches. A leading slash is ignored."""
         reached, here, one, many = self._start, self._here.get, self._one, self._many
         for segment in path.removeprefix("/").split("/"):
             passed = (reached & (one | here(segment, 0))) << 1 | reached & many

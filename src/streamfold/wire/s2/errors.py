@@ -194,7 +194,7 @@ def hide_prefix(text: str, hidden_prefix: str) -> str:
 
 
 def code_of(error: StreamfoldError, *, changes: bool = False) -> str:
-    """Return the protocol's code for `error`, never a clean one unless the error is definite."""
+    """Return the protocol's code for `error`. It is clean only if the error is definite."""
     if error.code in _DAMAGED and not changes:
         return "storage"
     code = error.code if error.code in _KNOWN else _code_by_class(error)

@@ -56,7 +56,7 @@ class PackedFrame(msgspec.Struct, frozen=True, gc=False):
         """Unpack the frame. Raises BadFrameError if it cannot be inflated or exceeds BODY_MAX."""
         # Undefined flag bits are ignored, as official peers do, so that they can be defined later.
         if not self.flag:
-            return Frame(self.body)  # in fewer steps: nearly all frames are like this
+            return Frame(self.body)  # a shortcut: nearly all frames are like this
         if self.flag & _TERMINAL:
             return Frame(self.body, terminal=True)
         compression = _COMPRESSIONS.get(self.flag & _COMPRESSION_MASK)
@@ -88,7 +88,7 @@ class FrameDecoder:
     """Splits a session's bytes into frames, in order, holding at most one unfinished frame.
 
     Delivers all frames before a bad one. From the bad one on, every call raises the same error.
-    Call `next_frame` until it returns None before you feed more. Otherwise the bytes fed pile up.
+    Call `next_frame` until it returns None before feeding more, or the bytes pile up.
     """
 
     def __init__(self) -> None:

@@ -40,8 +40,8 @@ _FORMATS: Final = {
     "base64": RecordFormat.BASE64,
     "json-binsafe": RecordFormat.BASE64,
 }
-#: Bytes of an inflated request body. The largest legal batch needs 1.4 MiB in base64 and 2 MiB in
-#: protobuf. JSON with many small headers needs more.
+#: Maximum bytes of an inflated request body. The largest legal batch needs 1.4 MiB in base64 and 2
+#: MiB in protobuf. JSON with many small headers needs more.
 BODY_MAX = 4 << 20
 
 
@@ -101,7 +101,7 @@ def parse_request_token(value: str | None) -> str | None:
 
 
 def parse_encryption_key(value: str | None) -> EncryptionKey | None:
-    """Parse the key for a stream's cipher. The error never quotes it."""
+    """Parse the key for a stream's cipher. Errors never quote it."""
     if value is None:
         return None
     text = value.strip()
@@ -115,7 +115,7 @@ def parse_encryption_key(value: str | None) -> EncryptionKey | None:
 
 
 def require_encryption_key(key: EncryptionKey | None, cipher: Cipher) -> EncryptionKey:
-    """Return the request's key. Raises BadHeaderError if an encrypted stream's request has none."""
+    """Return the request's key. Raises BadHeaderError if it is missing but the stream is encrypted."""
     if key is None:
         raise BadHeaderError(
             f"the stream is encrypted with {cipher}: send its key in header {ENCRYPTION_KEY}"
@@ -137,7 +137,7 @@ def parse_stream_config(value: str | None) -> StreamConfigLayer:
 def parse_accept_encoding(value: str | None) -> Compression:
     """Choose the response compression: zstd if listed, else gzip, else none.
 
-    Weights are ignored, except that zero removes a coding from the list.
+    Weights are ignored, except that a weight of zero removes a coding from the list.
     """
     # Clients list a handful of codings. The rest of a longer list is ignored.
     listed = {_coding(entry) for entry in (value or "").split(",", _CODINGS_MAX)[:_CODINGS_MAX]}
@@ -163,7 +163,7 @@ def _coding(entry: str) -> str:
 
 
 class Encoding(enum.StrEnum):
-    """An encoding. Its value is the content type of the response."""
+    """A body encoding. Its value is the content type of the response."""
 
     JSON = "application/json"
     PROTO = "application/protobuf"
@@ -201,7 +201,7 @@ def negotiate_append(content_type: str | None, accept: str | None) -> Negotiated
 
 
 def negotiate_read(content_type: str | None, accept: str | None) -> Negotiated:
-    """Negotiate a read by `accept`, unless its content type is s2s, although it has no body."""
+    """Negotiate a read by `accept`. An s2s content type takes precedence, although there is no body."""
     if _media_type(content_type) == Encoding.S2S:
         return Negotiated(None, Encoding.S2S)
     first = _first(accept)

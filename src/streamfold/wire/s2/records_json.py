@@ -2,9 +2,9 @@
 
 A large append is decoded in short steps, one group of records or headers at a time. A single
 msgspec call would hold the GIL for half a second: 4 MiB can contain half a million headers, or a
-million records that are then rejected for their number. Freeing their objects, or a garbage
-collection that visits them, would take as long. Hence each group is encoded as protobuf and its
-objects are freed before the next group is decoded.
+million records that are then rejected because there are too many. Freeing their objects, or a
+garbage collection that visits them, would take as long. Hence each group is encoded as protobuf and
+its objects are freed before the next group is decoded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 #: the largest legal batch in base64, and a thousand records with a few headers each.
 LIGHT_BYTES: Final = 3 << 19
 LIGHT_MARKS: Final = 16_000
-#: Maximum number of streams whose tails one request may ask for.
+#: Maximum streams whose tails one request may ask for.
 TAILS_MAX: Final = 1000
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -79,7 +79,7 @@ class StepDecoder(Generic[Input]):
         """Return the append, and its records each encoded as a field of a protobuf AppendInput.
 
         If `records` is small, its records stay members of the append instead. Raises BadJsonError
-        if the body has another form, and InvalidError if it has too many records.
+        if the body has a different form, and InvalidError if it has too many records.
         """
         members, records = _take_out(body, "records")
         if records is None:

@@ -33,7 +33,7 @@ Name = TypeVar("Name", bound=str)
 PAGE_MAX = 1000
 #: Forks or producers per page. Each fork takes a read of its own, and the names are long.
 RELATED_MAX = 100
-#: Maximum seconds that a unary read waits, however long it asked for.
+#: Maximum seconds that a unary read waits, even if it asks for more.
 UNARY_WAIT_MAX = 60
 U32_MAX = 2**32 - 1
 #: Maximum parameters of one query. No request has more than eight.

@@ -1,4 +1,4 @@
-"""Columns as JSON text, one text per row, by column operations only.
+"""Encodes columns as JSON text, one text per row, using only column operations.
 
 Numbers are exact: integers in full, decimals as strings with all their digits, floats in the
 shortest form that reads back as the same double. docs/reference/archive-format.md has the table.
@@ -24,13 +24,14 @@ from streamfold.archive.formats.conforming import (
 from streamfold.archive.formats.jsonl.json_values import encode_base64
 from streamfold.archive.schema import is_decimal
 
-#: First and last instant that RFC 3339 can write, in microseconds since 1970; and days likewise.
+#: First and last instant that RFC 3339 can express, in microseconds since 1970, and likewise days.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
-#: Nanoseconds end in 1677 and 2262; parsers that count whole seconds first overflow at the very start.
+#: Nanoseconds end in 1677 and 2262. Parsers that count whole seconds first overflow at the very
+#: start.
 _FIRST_NS, _LAST_NS = -9_223_372_036_000_000_000, (1 << 63) - 1
 
-#: Bytes that must be escaped inside a JSON string, and what they become.
+#: Bytes that must be escaped inside a JSON string, and their escapes.
 _ESCAPES = {0x5C: "\\\\", 0x22: '\\"', 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"} | {
     byte: f"\\u{byte:04x}" for byte in range(0x20) if byte not in (0x0A, 0x0D, 0x09)
 }
@@ -39,12 +40,12 @@ _SPECIAL = np.isin(np.arange(256), list(_ESCAPES))
 
 
 def join(*parts: str | pa.Array) -> pa.Array:
-    """The parts of each row put together; null where a part is null."""
+    """Return the parts of each row concatenated, or null where a part is null."""
     return pc.binary_join_element_wise(*parts, "")
 
 
 def object_text(fields: Sequence[pa.Field], columns: Sequence[pa.Array]) -> pa.Array:
-    """`{"name":value,...}` for every row, in the order of the fields, nulls written as null."""
+    """Return `{"name":value,...}` for every row, in the order of the fields, with nulls as null."""
     parts: list[str | pa.Array] = []
     pending = "{"
     for field, column in zip(fields, columns, strict=True):
@@ -55,7 +56,7 @@ def object_text(fields: Sequence[pa.Field], columns: Sequence[pa.Array]) -> pa.A
 
 
 def array_text(columns: Sequence[pa.Array]) -> pa.Array:
-    """`[value,...]` for every row."""
+    """Return `[value,...]` for every row."""
     parts: list[str | pa.Array] = []
     pending = "["
     for column in columns:
@@ -66,13 +67,13 @@ def array_text(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def value_text(column: pa.Array) -> pa.Array:
-    """The JSON text of every value, null written as null."""
+    """Return every value's JSON text, with null as null."""
     before, text, after = _dressed(column)
     return join(before, text, after) if before else text
 
 
 def plain_text(column: pa.Array) -> tuple[pa.Array, bool]:
-    """Every value's text without quotes and escapes, and whether JSON puts quotes around it."""
+    """Return every value's text without quotes and escapes, and whether JSON quotes it."""
     kind, types = column.type, pa.types
     if types.is_string(kind):
         return column, True
@@ -88,7 +89,7 @@ def plain_text(column: pa.Array) -> tuple[pa.Array, bool]:
 
 
 def key_text(key: pa.Array) -> pa.Array:
-    """One field: its value's text. Several: a JSON array, in which no two keys look the same."""
+    """Return each key's text. For several fields it is a JSON array, so no two keys look alike."""
     children = struct_children(key)
     text = plain_text(children[0])[0] if len(children) == 1 else array_text(children)
     return pc.if_else(key.is_valid(), text, None)
@@ -99,7 +100,7 @@ def _name(name: str) -> str:
 
 
 def _dressed(column: pa.Array) -> tuple[str, pa.Array, str]:
-    """Text without nulls, and the quotes to put around all of it."""
+    """Return text without nulls, and the quotes to put around each value."""
     if pa.types.is_nested(column.type):
         return "", _filled(_nested_text(column)), ""
     text, quoted = plain_text(column)
@@ -131,23 +132,23 @@ def _nested_text(column: pa.Array) -> pa.Array:
 
 
 def _escaped(text: pa.Array) -> pa.Array:
-    """Only what a column really holds is replaced; most columns hold nothing special."""
+    """Return the text with JSON escapes. Most columns need none and are returned unchanged."""
     data, _ = values_of(text)
     special = data[_SPECIAL[data]]
     if not len(special):
         return text
     present = set(np.unique(special).tolist())
-    for byte, escape in _ESCAPES.items():  # the backslash comes first, or it would be doubled again
+    for byte, escape in _ESCAPES.items():  # the backslash comes first, or it would be escaped twice
         if byte in present:
             text = pc.replace_substring(text, chr(byte), escape)
     return text
 
 
 def _float_text(column: pa.Array) -> pa.Array:
-    """A float32 is written as the double of the same value, so that every reader gets it exactly."""
+    """Return floats as text. A float32 is written as the equal double, which readers get exactly."""
     doubles = column.cast(pa.float64())
     text = doubles.cast(pa.string())
-    # Without a point it would be an integer to many readers, and lose its sign.
+    # Without a point, many readers would take it for an integer and lose its sign.
     text = pc.if_else(pc.equal(text, "-0"), "-0.0", text)
     if pc.all(pc.is_finite(doubles)).as_py() is not False:
         return text
@@ -157,7 +158,7 @@ def _float_text(column: pa.Array) -> pa.Array:
 
 
 def _decimal_text(column: pa.Array) -> pa.Array:
-    """All digits in plain notation; Arrow writes small values with an exponent."""
+    """Return all digits in plain notation. Arrow writes small values with an exponent."""
     text = column.cast(pa.string())
     if not pc.any(pc.match_substring(text, "E")).as_py():
         return text
@@ -178,7 +179,7 @@ def _unscaled_text(column: pa.Array) -> pa.Array:
 
 
 def _temporal_text(column: pa.Array) -> pa.Array:
-    """RFC 3339; an instant or day that it cannot write is its number since 1970, in digits."""
+    """Return RFC 3339 text. Days and instants beyond its range become digits counted from 1970."""
     kind = column.type
     if pa.types.is_time(kind):
         return column.cast(pa.string())
@@ -204,10 +205,10 @@ def _within(text: pa.Array, numbers: pa.Array, first: int, last: int) -> pa.Arra
 
 
 def begin_as_objects(lines: bytes) -> bool:
-    """Whether every line begins with a brace, as it must for Arrow's reader.
+    """Return whether every line begins with a brace, as Arrow's reader requires.
 
-    The reader takes a line `null` for a row, and the process ends if it is the first that it reads
-    (upstream defect 23).
+    The reader takes a line `null` for a row, and the process aborts if that is the first line it
+    reads (upstream defect 23).
     """
     data = np.frombuffer(lines, np.uint8)
     starts = np.flatnonzero(data[:-1] == _LINE_END) + 1

@@ -1,7 +1,7 @@
-"""JSON values back to typed columns: the inverse of `json_text`, driven by the schema.
+"""Decodes JSON values into typed columns: the inverse of `json_text`, driven by the schema.
 
-Two ways lead to the same columns: `readable_type` is what Arrow's JSON reader is asked for, and
-`readable_array` builds the same from Python values, slower and with every form that is legal.
+Two ways lead to the same columns. `readable_type` is the type requested from Arrow's JSON reader.
+`readable_array` builds the same columns from Python values, more slowly but from every legal form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamfold.archive.schema import is_decimal
 
 
 def encode_base64(array: pa.Array) -> pa.Array:
-    """A binary column as base64 text; nulls stay null."""
+    """Return a binary column as base64 text. Nulls stay null."""
     data, lengths = values_of(array)
     groups = -(-lengths // 3)
     padded = np.zeros(int(groups.sum()) * 3, np.uint8)
@@ -45,7 +45,7 @@ def encode_base64(array: pa.Array) -> pa.Array:
 
 
 def decode_base64(array: pa.Array) -> pa.Array:
-    """The bytes of a base64 column; ValueError for text that an encoder would not have written."""
+    """Decode a base64 column. Raises ValueError if an encoder would not have written the text."""
     text, lengths = values_of(array)
     if np.any(lengths % 4):
         raise ValueError("base64 text has a length that is not a multiple of four")
@@ -66,7 +66,7 @@ def decode_base64(array: pa.Array) -> pa.Array:
 
 
 def _byte_indices(sizes: Lengths, rooms: Lengths) -> Lengths:
-    """Where the bytes of each value go, from the start of a slot of its own."""
+    """Return the destination of each value's bytes, at the start of a slot of its own."""
     starts = np.cumsum(rooms) - rooms
     before = np.cumsum(sizes) - sizes
     shifts: Lengths = np.repeat(starts - before, sizes)
@@ -79,17 +79,17 @@ def _column(data: Bytes, lengths: Lengths, like: pa.Array, kind: pa.DataType) ->
     return pc.if_else(like.is_valid(), column, None) if like.null_count else column
 
 
-#: Doubles represent all whole numbers up to here.
+#: Largest number up to which doubles represent every integer.
 EXACT_IN_DOUBLE = 1 << 53
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class UnreadableError(ValueError):
-    """A value is not what the schema says; the format turns it into ArtifactCorruptError."""
+    """A value does not fit the schema. The format turns this into ArtifactCorruptError."""
 
 
 def readable_type(kind: pa.DataType) -> pa.DataType:
-    """The type that JSON itself can hold, from which `restored` makes a value of `kind`."""
+    """Return the type that JSON itself can hold, from which `restored` makes a value of `kind`."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([readable_field(field) for field in kind])
@@ -109,7 +109,7 @@ def readable_field(field: pa.Field) -> pa.Field:
 
 
 def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column of `readable_type(kind)` as `kind`; ValueError when a text is not of that type."""
+    """Convert a column of `readable_type(kind)` to `kind`. Raises ValueError if a text is invalid."""
     if column.type == kind:
         return column
     types = pa.types
@@ -160,7 +160,7 @@ def _restored_date(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def readable_array(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
-    """Decoded JSON values as a column of `readable_type(kind)`; UnreadableError names the path."""
+    """Convert decoded JSON values to `readable_type(kind)`. Raises UnreadableError naming the path."""
     types = set(map(type, values)) - {type(None)}
     try:
         if pa.types.is_nested(kind):
@@ -176,7 +176,7 @@ def readable_array(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Ar
 
 
 def _natural(kind: pa.DataType) -> set[type]:
-    """What a value of this type decodes to in nearly all files."""
+    """Return the Python types to which values of this type decode in nearly all files."""
     if pa.types.is_boolean(kind):
         return {bool}
     if pa.types.is_integer(kind):
@@ -223,7 +223,7 @@ def _names(types: set[type]) -> str:
 
 
 def _converted(value: Any, kind: pa.DataType) -> Any:
-    """A value in one of the rarer forms; TypeError when it has no such meaning."""
+    """Convert a value in one of the rarer forms. Raises TypeError if it has no such meaning."""
     if not isinstance(value, bool):
         if pa.types.is_integer(kind):
             return _integer(value)
@@ -237,7 +237,7 @@ def _converted(value: Any, kind: pa.DataType) -> Any:
 
 
 def _integer(value: object) -> int:
-    """Doubles and digits in a string too: that is how writers without integers write them."""
+    """Convert to an integer. Accepts doubles and strings, for writers that lack integers."""
     if isinstance(value, int):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT_IN_DOUBLE:
@@ -258,7 +258,7 @@ def _float(value: object) -> float:
 def columns_of(
     rows: Sequence[dict[str, Any]], schema: pa.Schema, others_ignored: bool
 ) -> pa.RecordBatch:
-    """The rows under `schema`; UnreadableError when a value, or a name, is not in it."""
+    """Return the rows under `schema`. Raises UnreadableError if a value or a name does not fit it."""
     if not others_ignored:
         names = set(schema.names)
         if unknown := {name for row in rows for name in row if name not in names}:
@@ -271,6 +271,6 @@ def columns_of(
 
 
 def restored_batch(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of readable types as columns of the schema."""
+    """Convert columns of readable types to the schema's types."""
     made = [restored(c, f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(made, schema=schema)

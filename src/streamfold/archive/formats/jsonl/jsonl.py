@@ -1,11 +1,11 @@
-"""JSON Lines: what a person can read and any language can parse.
+"""JSON Lines: text that people can read and any language can parse.
 
-A base has a row object per line, columns in the order of the schema; a diff has
+A base has one row object per line, with columns in schema order. A diff has
 `{"action","key","old","new"}` per line. Readers must not rely on the order of names.
 
-Arrow's reader is several times faster, and gives up on what it does not know: maps, NaN as text,
-integers written as doubles. What it refuses is decoded again, value by value, so that results and
-errors are those of the slower way.
+Arrow's reader is several times faster, but gives up on forms that it does not support: maps, NaN as
+text, integers written as doubles. These blocks are decoded again, value by value, so results and
+errors are always those of the slower way.
 """
 
 from __future__ import annotations
@@ -60,19 +60,20 @@ from streamfold.archive.formats.published_rows import (
 from streamfold.archive.schema import TableSchema
 from streamfold.undecodable import UNDECODABLE
 
-#: Bytes of a line that Laredo's reader does not take any more.
+#: Bytes of a line from which on Laredo's reader rejects it.
 PUBLISHED_LINE_MAX = 16 << 20
-#: Bytes of lines that are decoded at once: enough to keep Arrow's threads busy, few to hold.
+#: Bytes of lines to decode at once: enough to keep Arrow's threads busy, and few to hold.
 BLOCK_BYTES = 4 << 20
-#: Bytes of a line at most: 16 times what Laredo takes, and far more than rows of a stream have.
+#: Maximum bytes of a line: 16 times Laredo's limit, and far more than a stream's rows have.
 LINE_BYTES_MAX = 256 << 20
 _decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut only after a line; the last line may lack its end.
+    """Yield the same bytes, cut only after a line. The last line may lack its line feed.
 
-    Raises ArtifactCorruptError for a line that no row has: a few bytes may inflate to very many.
+    Raises ArtifactCorruptError for a line too long for any row: a few bytes may inflate to very
+    many.
     """
     rest: list[bytes] = []
     size = 0
@@ -94,14 +95,14 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class LineDecoder:
-    """Turns blocks of lines into columns of `schema`; counts rows, so that errors say where."""
+    """Turns blocks of lines into columns of `schema`. Counts rows, which lets errors say where."""
 
     def __init__(self, schema: pa.Schema, others_ignored: bool) -> None:
-        """`others_ignored`: fields that the schema does not have are ignored."""
+        """`others_ignored`: whether to ignore fields that are not in the schema."""
         self._schema = schema
         self._others_ignored = others_ignored
         self._rows = 0
-        # Arrow's reader cannot read objects whose keys are not known beforehand.
+        # Arrow's reader cannot read objects whose keys are not known in advance.
         self._by_arrow = not any(has_map(field.type) for field in schema)
         self._parse = pj.ParseOptions(
             explicit_schema=pa.schema([readable_field(field) for field in schema]),
@@ -109,7 +110,7 @@ class LineDecoder:
         )
 
     def decode(self, block: bytes) -> pa.RecordBatch:
-        """The columns of the block's lines; ArtifactCorruptError when a line is not readable."""
+        """Return the columns of the block's lines. Raises ArtifactCorruptError for unreadable lines."""
         try:
             batch = self._columns(block)
         except (pa.ArrowInvalid, ValueError) as error:
@@ -126,12 +127,12 @@ class LineDecoder:
         return columns_of(decode_objects(block), self._schema, self._others_ignored)
 
     def arrow_columns(self, block: bytes) -> list[pa.Array]:
-        """The columns in readable types by Arrow's reader; ArrowInvalid for what it does not know."""
+        """Return columns of readable types by Arrow's reader. Raises ArrowInvalid if it gives up."""
         if not begin_as_objects(block):
             raise pa.ArrowInvalid("a line is not a JSON object")
         options = pj.ReadOptions(block_size=max(len(block) // 2, len(block) - BLOCK_BYTES) + 1)
         table = pj.read_json(pa.BufferReader(block), options, self._parse)
-        table.validate(full=True)  # Arrow's reader takes text that is not UTF-8
+        table.validate(full=True)  # Arrow's reader accepts text that is not UTF-8
         names = self._schema.names
         return [_one_chunk(table.column(name)) for name in names]
 
@@ -141,7 +142,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def decode_objects(block: bytes) -> list[dict[str, Any]]:
-    """Every line as an object, integers exact; blank lines are left out."""
+    """Return every line as an object, with exact integers. Skips blank lines."""
     rows = []
     for number, line in enumerate(block.split(b"\n"), 1):
         if not line.strip():
@@ -158,10 +159,10 @@ def decode_objects(block: bytes) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class JsonlFormat(Format):
-    """Exact for every type, given the schema; without one, integers stay integers."""
+    """Exact for every type if there is a schema. Without one, integers stay integers."""
 
     packing: FileCompression = FileCompression.NONE
-    #: Whether Laredo's reader must tell the keys apart.
+    #: Whether to write keys so that Laredo's reader can distinguish them.
     published: bool = False
 
     id = "jsonl"
@@ -195,7 +196,7 @@ class JsonlFormat(Format):
         return self._write(sink, ((self._change_text(batch), len(batch)) for batch in admitted))
 
     def _change_text(self, changes: pa.RecordBatch) -> pa.Array:
-        """Absent `old` and `new` are left out, and all but the action for a TRUNCATE."""
+        """Return each change as JSON, without absent images. A TRUNCATE has only its action."""
         key = changes["key"]
         text = published_key_text(key, exact=False) if self.published else key_text(key)
         return join(

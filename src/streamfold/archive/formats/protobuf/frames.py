@@ -1,9 +1,9 @@
 """Length-delimited messages, and frames with a checksum.
 
-A file that is cut, even between two frames, lacks its end; one that is changed anywhere fails its
-checksum, or is no longer a sequence of frames.
+A truncated file lacks its end frame, even if it was cut between two frames. A file changed anywhere
+fails a checksum or is no longer a sequence of frames.
 
-A message that is cut off, or announces more than the limit, is refused.
+A message that is truncated, or announces more than the limit, is rejected.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from streamfold.records.protobuf import DELIMITED, VARINT, VARINT_MAX, fields, r
 HEADER, BATCH, END = 1, 2, 3
 _CRC_TAG = 15 << 3 | VARINT
 
-#: Bytes of a frame that a reader takes at most: batches have 16 MiB of values, or one row.
+#: Maximum bytes of a frame that a reader accepts. Batches have 16 MiB of values, or one row.
 FRAME_BYTES_MAX = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class ContentFrame:
-    """The bytes of a content message, by its field number in Frame."""
+    """The bytes of a content message, with its field number in Frame."""
 
     number: int
     content: bytes
@@ -42,7 +42,7 @@ def write_frame(sink: BinaryIO, number: int, content: bytes) -> None:
 
 
 def read_frames(source: BinaryIO) -> Iterator[ContentFrame]:
-    """Every frame up to the end frame, checked; ArtifactCorruptError for anything else."""
+    """Yield every frame before the end frame, verified. Raises ArtifactCorruptError otherwise."""
     while True:
         try:
             frame = _parsed(read_message(source))
@@ -58,7 +58,7 @@ def read_frames(source: BinaryIO) -> Iterator[ContentFrame]:
 
 
 def read_message(source: BinaryIO) -> bytes:
-    """The next length-delimited message; EOFError at the end, MalformedError when it is cut off."""
+    """Return the next message. Raises EOFError at the end, MalformedError if it is truncated."""
     size = _read_size(source)
     if size > FRAME_BYTES_MAX:
         raise MalformedError(f"a message announces {size} bytes, more than {FRAME_BYTES_MAX}")
@@ -82,7 +82,7 @@ def _read_size(source: BinaryIO) -> int:
 
 def _parsed(message: bytes) -> ContentFrame:
     content: tuple[int, bytes] | None = None
-    checksum = 0  # proto3 leaves a zero out
+    checksum = 0  # proto3 omits a zero
     for tag, value, after in fields(message, 0, len(message)):
         if tag == _CRC_TAG:
             checksum = value
@@ -98,7 +98,7 @@ def _parsed(message: bytes) -> ContentFrame:
 
 
 def read_groups(source: BinaryIO, limits: PieceLimits) -> Iterator[list[bytes]]:
-    """Yield all messages in groups within the limits, or of one message."""
+    """Yield all messages in groups within the limits. A larger message is a group of its own."""
     group: list[bytes] = []
     size = 0
     while True:

@@ -1,11 +1,12 @@
-"""Published protobuf, id `protobuf`: the messages that readers of the published format know.
+"""Published protobuf, id `protobuf`: the messages that readers of the published format understand.
 
-Length-delimited SnapshotRow and DiffChange with google.protobuf.Struct inside. With the schema
-every value reads back exactly; without it there are doubles and text. `protobuf-typed` has real
-types.
+Length-delimited SnapshotRow and DiffChange messages with google.protobuf.Struct inside. With the
+schema, every value reads back exactly. Without it there are only doubles and text. `protobuf-typed`
+has real types.
 
-Struct knows null, bool, double, text, lists and objects. Values that a double cannot hold exactly are
-text: integers beyond 2^53 in digits, as in protobuf's own JSON mapping, the others as in JSON Lines.
+Struct supports null, bool, double, text, lists and objects. Values that a double cannot hold
+exactly become text: integers beyond 2^53 as digits, as in protobuf's own JSON mapping, others as in
+JSON Lines.
 
 The messages, of package laredo.snapshotter.v1, are built at run time:
 
@@ -59,7 +60,7 @@ from streamfold.archive.formats.published_rows import (
 from streamfold.archive.schema import TableSchema
 from streamfold.records.protobuf import varint
 
-# Tags of google.protobuf.Value, and of the messages around it.
+# Tags of google.protobuf.Value, and of its enclosing messages.
 _NULL = b"\x08\x00"
 _NUMBER, _STRING, _TRUE, _FALSE, _STRUCT, _LIST = (
     b"\x11",
@@ -72,9 +73,9 @@ _NUMBER, _STRING, _TRUE, _FALSE, _STRUCT, _LIST = (
 _FIRST, _SECOND = b"\x0a", b"\x12"
 _PACKAGE = "laredo.snapshotter.v1"
 _STRUCT_TYPE = ".google.protobuf.Struct"
-#: Bytes of a message that Laredo's reader does not take any more: the default of its library is 4 MiB.
+#: Bytes from which on Laredo's reader rejects a message: its library's default limit is 4 MiB.
 PUBLISHED_MESSAGE_MAX = 4 << 20
-#: Messages that become one batch: Python values take far more room than the columns they become.
+#: Messages per batch. Python values take far more memory than the columns they become.
 MESSAGES_AT_ONCE = PieceLimits(rows=8192, size=4 << 20)
 
 
@@ -102,7 +103,7 @@ def _messages() -> tuple[Any, Any]:
 
 
 def _declare(message: Any, **kinds: str | None) -> None:
-    """Fields numbered from 1: of the named message type, or text."""
+    """Declare fields numbered from 1, each of the named message type, or text."""
     kind = descriptor_pb2.FieldDescriptorProto
     for number, (name, type_name) in enumerate(kinds.items(), 1):
         field = message.field.add(name=name, number=number, label=kind.LABEL_OPTIONAL)
@@ -115,7 +116,7 @@ SnapshotRow, DiffChange = _messages()
 
 
 def read_row(message: bytes) -> dict[str, Any]:
-    """A row as Python values; ArtifactCorruptError when the bytes are not a SnapshotRow."""
+    """Return a row as Python values. Raises ArtifactCorruptError if it is not a SnapshotRow."""
     row = struct_values(_parsed(SnapshotRow, message).row)
     if not row:
         raise ArtifactCorruptError("a row without columns: the file is of another format")
@@ -123,7 +124,7 @@ def read_row(message: bytes) -> dict[str, Any]:
 
 
 def read_change(message: bytes) -> dict[str, Any]:
-    """A change as `action, key, old, new`, without absent fields."""
+    """Return a change as `action, key, old, new`, without absent fields."""
     change = _parsed(DiffChange, message)
     fields: dict[str, Any] = {"action": change.action}
     if change.key:
@@ -159,9 +160,9 @@ def _value(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ProtobufFormat(Format):
-    """Exact for every type, given the schema."""
+    """Exact for every type if there is a schema."""
 
-    #: Whether Laredo's reader must tell the keys apart.
+    #: Whether to write keys so that Laredo's reader can distinguish them.
     published: bool = False
 
     id = "protobuf"
@@ -251,7 +252,7 @@ def _objects(
 def _typed(
     rows: list[dict[str, Any]], schema: pa.Schema, others_ignored: bool, count: int
 ) -> pa.RecordBatch:
-    """The rows as columns; `count` rows precede them in the file."""
+    """Return the rows as columns. `count` rows precede them in the file."""
     try:
         return columns_of(rows, schema, others_ignored)
     except (pa.ArrowInvalid, ValueError) as error:
@@ -259,12 +260,12 @@ def _typed(
 
 
 def _join(*parts: bytes | pa.Array) -> pa.Array:
-    """The parts of each row put together; null where a part is null."""
+    """Return the parts of each row concatenated, or null where a part is null."""
     return pc.binary_join_element_wise(*parts, b"")
 
 
 def _sized(content: pa.Array) -> pa.Array:
-    """Every value with its length as a varint before it."""
+    """Return every value prefixed with its length as a varint."""
     lengths = pc.fill_null(pc.binary_length(content), 0).to_numpy(zero_copy_only=False)
     distinct, which = np.unique(lengths, return_inverse=True)
     sizes = pa.array([varint(int(length)) for length in distinct], pa.binary())
@@ -272,7 +273,7 @@ def _sized(content: pa.Array) -> pa.Array:
 
 
 def _struct_message(fields: Sequence[pa.Field], columns: Sequence[pa.Array]) -> pa.Array:
-    """A serialized Struct for every row, fields in the order of the schema."""
+    """Return a serialized Struct for every row, with fields in schema order."""
     entries: list[bytes | pa.Array] = []
     for field, column in zip(fields, columns, strict=True):
         name = field.name.encode()
@@ -282,13 +283,13 @@ def _struct_message(fields: Sequence[pa.Field], columns: Sequence[pa.Array]) -> 
 
 
 def _value_message(column: pa.Array) -> pa.Array:
-    """A serialized Value for every row."""
+    """Return a serialized Value for every row."""
     message = _present_value(column)
     return pc.fill_null(message, _NULL) if message.null_count else message
 
 
 def _present_value(column: pa.Array) -> pa.Array:
-    """A serialized Value for every row, null where the column is."""
+    """Return a serialized Value for every row, null where the column is null."""
     kind, types = column.type, pa.types
     if types.is_struct(kind):
         content = _struct_message(list(kind), struct_children(column))

@@ -1,10 +1,10 @@
 """Typed protobuf, id `protobuf-typed`: exact values in messages that any language can generate.
 
-The messages are in streamfold_archive.proto, beside this module. The published messages know only
-doubles and text; those have the id `protobuf`, and a file never mixes the two.
+streamfold_archive.proto, beside this module, defines the messages. The published messages, id
+`protobuf`, support only doubles and text. A file never mixes the two.
 
 Packed fixed-width fields are little-endian arrays on the wire, so nothing is encoded value by
-value. A column has one encoding, which shows nothing of what null slots hold.
+value. A column has exactly one encoding, which reveals nothing about hidden values of null slots.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ ROWS, CHANGES = "rows", "changes"
 
 
 def tagged(number: int, content: bytes | memoryview) -> bytes:
-    """A delimited field, or nothing when it is empty."""
+    """Return a delimited field, or nothing if the content is empty."""
     return delimited(varint(number << 3 | DELIMITED), bytes(content))
 
 
 def encode_column(column: pa.Array) -> bytes:
-    """The Column message of these values."""
+    """Return the values as a Column message."""
     kind, types = column.type, pa.types
     valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
     head = b"" if valid is None else tagged(VALIDITY, np.packbits(valid, bitorder="little").data)
@@ -118,7 +118,7 @@ def _number_of(kind: pa.DataType) -> int:
 
 
 def _dtype_of(kind: pa.DataType) -> np.dtype[Any]:
-    """What Arrow's buffer of this type holds."""
+    """Return the dtype of Arrow's buffer for this type."""
     if is_decimal(kind):
         return np.dtype(f"V{kind.bit_width // 8}")
     letter = (
@@ -128,7 +128,7 @@ def _dtype_of(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def _fixed(column: pa.Array, valid: Mask | None) -> npt.NDArray[Any]:
-    """The buffer of a fixed-width column, zeros where it is null."""
+    """Return the buffer of a fixed-width column, with zeros for nulls."""
     dtype = _dtype_of(column.type)
     raw = np.frombuffer(column.buffers()[1], dtype, len(column) + column.offset)[column.offset :]
     if valid is None:
@@ -139,7 +139,7 @@ def _fixed(column: pa.Array, valid: Mask | None) -> npt.NDArray[Any]:
 
 
 class ColumnMessage:
-    """The fields of one Column message, found but not yet turned into values."""
+    """The fields of one Column message, located but not yet decoded."""
 
     __slots__ = ("_raw", "_spans", "children")
 
@@ -154,7 +154,7 @@ class ColumnMessage:
                 self._spans[tag >> 3] = (at, after)
 
     def array(self, number: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-        """A packed field of exactly so many values."""
+        """Return a packed field of exactly `count` values."""
         at, after = self._spans.get(number, (0, 0))
         if after - at != count * dtype.itemsize:
             raise MalformedError(
@@ -174,7 +174,7 @@ class ColumnMessage:
 
 
 def decode_column(raw: bytes, span: tuple[int, int], kind: pa.DataType, rows: int) -> pa.Array:
-    """The values of a Column message; MalformedError when it does not hold `rows` of `kind`."""
+    """Decode a Column message. Raises MalformedError unless it holds `rows` values of `kind`."""
     message = ColumnMessage(raw, *span)
     types = pa.types
     if types.is_null(kind):
@@ -239,7 +239,7 @@ def _nulls(validity: pa.Buffer, rows: int) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class TypedProtobufFormat(Format):
-    """Exact for every type; a file holds its own schema and marks its end."""
+    """Exact for every type. Each file holds its own schema and marks its end."""
 
     id = "protobuf-typed"
     compression = "none"
@@ -300,7 +300,7 @@ def _number(value: int) -> bytes:
 
 
 def _opened(source: BinaryIO, kind: str) -> tuple[TableSchema, Iterator[ContentFrame]]:
-    """The schema that the file says it has, and the frames after its header."""
+    """Return the schema in the file's header, and the frames after it."""
     source.seek(0)
     frames = read_frames(source)
     header = next(frames)
@@ -329,7 +329,7 @@ def _schema_of(header: bytes, kind: str) -> TableSchema:
 def _batches(
     frames: Iterator[ContentFrame], schema: pa.Schema, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Only the named columns are decoded; the end frame must have their count."""
+    """Yield the named columns, decoding no others. The end frame must state the number of rows."""
     count = 0
     for frame in frames:
         try:
@@ -337,7 +337,7 @@ def _batches(
             if frame.number == END and rows != count:
                 raise MalformedError(f"the file has {count} rows, its end says {rows}")
             if frame.number == END:
-                continue  # the next read of a frame checks that nothing follows
+                continue  # reading the next frame checks that nothing follows
             if len(spans) != len(schema):
                 raise MalformedError(f"{len(spans)} columns, the schema has {len(schema)}")
             batch = _decoded_batch(
@@ -350,7 +350,7 @@ def _batches(
 
 
 def _batch_of(frame: ContentFrame) -> tuple[int, list[tuple[int, int]]]:
-    """The number of rows, and the extents of the columns, which an end frame lacks."""
+    """Return the number of rows, and the columns' extents, which an end frame lacks."""
     if frame.number == HEADER:
         raise MalformedError("a second header")
     rows, spans = 0, []
@@ -369,7 +369,7 @@ def _decoded_batch(
     names: Sequence[str],
     rows: int,
 ) -> pa.RecordBatch:
-    # A batch needs a column to know its rows, even if a newer schema has none of them.
+    # A batch needs a column to know its number of rows, even if a newer schema shares none with it.
     stored = pa.schema([schema.field(name) for name in names or schema.names[:1]])
     columns = [decode_column(raw, spans[field.name], field.type, rows) for field in stored]
     return pa.RecordBatch.from_arrays(columns, schema=stored).select(list(names))

@@ -1,4 +1,4 @@
-"""Subscriptions of Durable Streams: workers are woken by webhook, or by a stream of wakes."""
+"""Durable Streams subscriptions, which wake workers by webhook or through a wake stream."""
 
 from streamfold.server.durable_streams.subscriptions.routes import CONTROL_ROOT, Subscriptions
 

@@ -1,4 +1,4 @@
-"""What workers and receivers do with a wake: claim it, acknowledge, release it."""
+"""The calls of workers and receivers about a wake: claim, acknowledge and release."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from streamfold.wire.durable_streams.subscriptions import (
 
 
 class WakeClaims:
-    """Each call is durable when it returns, or changed nothing."""
+    """Handles calls about wakes. Each call is durable when it returns, or changes nothing."""
 
     def __init__(self, registry: SubscriptionRegistry) -> None:
         self._registry = registry
 
     async def claim(self, entry: ActiveSubscription, worker: str) -> ClaimView:
-        """Give pending work to `worker`, unless another worker has it."""
+        """Give pending work to `worker`. Raises WakeClaimedError if another worker has it."""
         _require(entry, SubscriptionType.PULL_WAKE)
         parse_name(worker, "worker")
         async with self._registry.changing(entry) as draft:
@@ -47,9 +47,9 @@ class WakeClaims:
     async def acknowledge(
         self, entry: ActiveSubscription, kind: SubscriptionType, token: str, said: AckRequest
     ) -> AckView:
-        """Record what is processed; renews the lease, and ends the wake if done."""
+        """Record processed positions and renew the lease. Ends the wake if the caller is done."""
         _require(entry, kind)
-        # Checked against the streams as they are now, not as they were last read.
+        # Acks are checked against the streams' current state, not the state last read.
         acked = {entry.state.prefix + ack.stream.strip("/") for ack in said.acks}
         entry.noticed.update(acked.intersection(entry.state.links))
         async with self._registry.changing(entry) as draft:
@@ -64,7 +64,7 @@ class WakeClaims:
         return AckView(more)
 
     async def release(self, entry: ActiveSubscription, token: str, said: ReleaseRequest) -> None:
-        """Give the work back."""
+        """Release the caller's claim, so that another worker may take the work."""
         _require(entry, SubscriptionType.PULL_WAKE)
         async with self._registry.changing(entry) as draft:
             _require_good_owner(entry)
@@ -74,7 +74,7 @@ class WakeClaims:
 
     async def _give(self, draft: Draft, worker: str) -> ClaimView:
         if draft.state.wake is None:
-            draft.begin()  # claimed at once, hence not announced
+            draft.begin()  # claimed at once, so not announced
         wake, token = draft.state.wake, draft.random_text()
         assert wake is not None  # noqa: S101 - begun above if none was open
         claimed = replace(wake, holder=worker, token=leases.hash_token(token))

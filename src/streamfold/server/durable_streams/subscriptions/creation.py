@@ -1,4 +1,4 @@
-"""Creates subscriptions; repeating a request confirms the existing one."""
+"""Creates and deletes subscriptions. Repeating a creation confirms the existing subscription."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from streamfold.wire.durable_streams.subscriptions import (
     parse_path,
 )
 
-#: Bytes of UTF-8.
+#: Maximum bytes in UTF-8.
 DESCRIPTION_MAX: Final = 4096
 
 
 class SubscriptionCreator:
-    """One creation or deletion of an id at a time."""
+    """Creates and deletes subscriptions, one call at a time per id."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SubscriptionCreator:
     async def create(
         self, id_: str, asked: SubscriptionRequest, base_url: str, caller: Grant
     ) -> tuple[ActiveSubscription, bool]:
-        """The caller's subscription, durable, and whether this created it."""
+        """Return the caller's subscription, which is durable, and whether this call created it."""
         streams = await self._named_streams(asked, caller)
         config = configure(asked, streams, caller)
         await self._require_rights(config, streams, caller)
@@ -83,7 +83,7 @@ class SubscriptionCreator:
             return await self._insert(self._registry.new_entry(id_, state, caller), streams), True
 
     async def _named_streams(self, asked: SubscriptionRequest, caller: Grant) -> list[str]:
-        """The streams to link, each once, in order, without the subscription's own wake stream."""
+        """Return the streams to link, sorted and unique, without its own wake stream."""
         own = asked.wake_stream.strip("/") if asked.wake_stream is not None else None
         named, time_slice = set[str](), self._registry.time_slice()
         for stream in asked.streams:
@@ -96,7 +96,7 @@ class SubscriptionCreator:
     async def _require_rights(self, config: Config, streams: Sequence[str], caller: Grant) -> None:
         """Raise unless the caller may read what is matched, and append to the wake stream.
 
-        Each stream that fits the pattern is checked again whenever a worker is notified of it.
+        Streams that match the pattern are checked again each time a worker is notified of them.
         """
         time_slice = self._registry.time_slice()
         for stream in streams:
@@ -113,7 +113,7 @@ class SubscriptionCreator:
             )
 
     async def delete(self, id_: str, caller: Grant) -> None:
-        """Delete the subscription if the caller has one of this id."""
+        """Delete the subscription if it exists and belongs to the caller."""
         async with self._locks.hold(id_):
             entry = self._registry.find(id_)
             if entry is None or not entry.belongs_to(caller):
@@ -126,7 +126,7 @@ class SubscriptionCreator:
                 entry.task.cancel()
 
     def _check_target(self, config: Config) -> None:
-        # Names are resolved and checked at each delivery; a lookup here would only add a wait.
+        # Names are resolved and checked at each delivery. A lookup here would only add a wait.
         if config.url is None:
             return
         target = parse_webhook_url(config.url, local=self._local)
@@ -136,7 +136,7 @@ class SubscriptionCreator:
         self, entry: ActiveSubscription, streams: Sequence[str]
     ) -> ActiveSubscription:
         async with entry.alone():
-            # Known from here on, so that what is appended while streams are listed is noticed.
+            # Registered before listing streams, so that appends during the listing are noticed.
             self._registry.add(entry)
             try:
                 state = await self._link(entry, streams)
@@ -147,7 +147,7 @@ class SubscriptionCreator:
             try:
                 await entry.write(state)
             finally:
-                # Even if the outcome is unknown: the runner will read it back.
+                # Even if the outcome is unknown, because the runner will read it back.
                 self._registry.forget_interests()
                 entry.notice(*state.links)
                 self._start(entry)
@@ -162,7 +162,7 @@ class SubscriptionCreator:
 
 
 async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, prefix: str) -> bool:
-    """Whether it exists as requested; a creation that failed may have left nothing."""
+    """Return whether it exists as requested: a failed creation may have left nothing."""
     try:
         async with entry.alone():
             if (entry.state.config, entry.state.prefix) != (config, prefix):
@@ -172,7 +172,7 @@ async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, pre
                     code="subscription_exists",
                 )
             if entry.state.base_url != base_url:
-                # The server is reached by another name now: callbacks must use it, too.
+                # The server now has another public name, and callbacks must use it.
                 await entry.write(replace(entry.state, base_url=base_url))
     except SubscriptionNotFoundError:
         return False
@@ -180,7 +180,7 @@ async def _confirm(entry: ActiveSubscription, config: Config, base_url: str, pre
 
 
 def configure(asked: SubscriptionRequest, streams: Sequence[str], caller: Grant) -> Config:
-    """The requested configuration in canonical form, without what its type does not need."""
+    """Return the requested configuration in canonical form, without members that its type ignores."""
     if len((asked.description or "").encode()) > DESCRIPTION_MAX:
         raise InvalidError(f"description is too long: at most {DESCRIPTION_MAX} bytes of UTF-8")
     is_webhook = asked.type is SubscriptionType.WEBHOOK

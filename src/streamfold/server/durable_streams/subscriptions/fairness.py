@@ -1,6 +1,6 @@
-"""Fair shares of work: slots for owners, so that slow ones leave some for others, and slices of time.
+"""Distributes work fairly: slots limit slow owners, and time slices limit long loops.
 
-An owner is an access token; None stands for root, and for all clients of a server without --auth.
+An owner is an access token. None stands for root, and for all clients of a server without --auth.
 
 How long a step takes depends on what clients sent, so steps are timed rather than counted.
 """
@@ -13,19 +13,19 @@ from time import monotonic, perf_counter
 from typing import Final
 from weakref import WeakValueDictionary
 
-#: Seconds from which holding a slot is slow, and for which an owner that did so counts as slow.
+#: Seconds after which holding a slot counts as slow, and for which its owner then counts as slow.
 SLOW_AFTER: Final = 2.0
 SLOW_KEPT: Final = 60.0
-#: Slow owners that are remembered.
+#: Maximum slow owners remembered.
 _SLOW_MAX: Final = 10_000
-#: Seconds of such a loop before other tasks run: less than a client notices.
+#: Seconds of a loop after which other tasks run: less than a client notices.
 SLICE: Final = 0.005
 
 
 class OwnerSlots:
-    """Gives each owner some of all slots, and all slow owners together half of them.
+    """Limits the slots of each owner, and of all slow owners together to half of all slots.
 
-    The share of one owner alone would not be enough: some owners together could hold all slots.
+    A limit per owner is not enough, because several owners together could hold all slots.
     """
 
     def __init__(self, total: int, per_owner: int, of_root: int) -> None:
@@ -33,13 +33,13 @@ class OwnerSlots:
         self._of_root = of_root
         self._all = asyncio.Semaphore(total)
         self._for_slow = asyncio.Semaphore(total // 2)
-        #: Those of owners that hold a slot or wait for one.
+        #: The slots of owners that hold one or wait for one.
         self._owned: WeakValueDictionary[str | None, asyncio.Semaphore] = WeakValueDictionary()
-        #: Until when, by the monotonic clock, an owner counts as slow; oldest first.
+        #: Until when each owner counts as slow, by the monotonic clock; oldest first.
         self._slow_until: dict[str | None, float] = {}
 
     async def take(self, owner: str | None) -> Callable[[], None]:
-        """Wait for a slot; the result gives it back."""
+        """Wait for a slot. Returns a function that gives it back."""
         most = self._of_root if owner is None else self._per_owner
         owned = self._owned.setdefault(owner, asyncio.Semaphore(most))
         slots: list[asyncio.Semaphore] = []
@@ -78,7 +78,7 @@ def _release(slots: list[asyncio.Semaphore]) -> None:
 
 
 class TimeSlice:
-    """Yields to the event loop after each `SLICE` seconds of steps."""
+    """Yields to the event loop after every `SLICE` seconds of steps."""
 
     __slots__ = ("_clock", "_end")
 
@@ -87,7 +87,7 @@ class TimeSlice:
         self._end = clock() + SLICE
 
     async def step(self) -> None:
-        """Call once per step; returns immediately until the slice is used up."""
+        """Count a step. Returns immediately unless the slice is used up."""
         if self._clock() >= self._end:
             await asyncio.sleep(0)
             self._end = self._clock() + SLICE

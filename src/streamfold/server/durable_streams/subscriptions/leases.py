@@ -1,4 +1,4 @@
-"""The durable state of a subscription, and how wakes change it. Values in, values out.
+"""The durable state of a subscription, and pure functions that change it.
 
 A wake begins, is held under a lease, is acknowledged, and ends.
 """
@@ -24,13 +24,13 @@ from streamfold.server.durable_streams.subscriptions.problems import (
 from streamfold.wire.durable_streams.offsets import parse_offset
 from streamfold.wire.durable_streams.subscriptions import Ack, SubscriptionType
 
-#: Links of one subscription: every wake iterates over them.
+#: Maximum links of one subscription, because every wake iterates over them.
 LINKS_MAX: Final = 10_000
-#: Links of all subscriptions together: they are held in memory.
+#: Maximum links of all subscriptions together, because they are held in memory.
 LINKS_TOTAL_MAX: Final = 100_000
-#: Links of all subscriptions of one access token, so that none takes the room of all others.
+#: Maximum links of one access token's subscriptions, so that no token uses up the room of others.
 LINKS_PER_OWNER: Final = 20_000
-#: Bytes of the links of one subscription, with the names of their streams: each worker gets them all.
+#: Maximum bytes of one subscription's links, including stream names: each worker gets all of them.
 LINKS_BYTES_MAX: Final = 768 << 10
 
 
@@ -38,9 +38,9 @@ class Config(Struct, frozen=True, omit_defaults=True):
     """The requested configuration in canonical form, which identifies a repeated request."""
 
     type: SubscriptionType
-    #: Without slashes at its ends, as all paths here.
+    #: Without leading or trailing slashes, like all paths here.
     pattern: str | None
-    #: SHA-256 of the streams that the request named: they become links, which may be removed.
+    #: SHA-256 of the streams named in the request. They become links, which may be removed later.
     streams: bytes
     url: str | None
     wake_stream: str | None
@@ -49,30 +49,31 @@ class Config(Struct, frozen=True, omit_defaults=True):
 
 
 class Link(Struct, frozen=True, array_like=True):
-    """A stream of the subscription, and how far it is processed."""
+    """A stream of the subscription, and how far it has been processed."""
 
-    #: Number of the first record that is not acknowledged.
+    #: Seq_num of the first record that is not acknowledged.
     acked: int
-    #: Named by the application; it may also fit the pattern.
+    #: Whether the application named the stream, which may also match the pattern.
     explicit: bool
-    #: The stream that `acked` is about: a recreated stream has another. None if it does not exist.
+    #: Id of the stream that `acked` refers to, because a recreated stream has another id. None if
+    #: it does not exist.
     stream_id: int | None
 
 
 class Wake(Struct, frozen=True, omit_defaults=True):
-    """Work that is announced, or held by a worker."""
+    """Work that is announced or held by a worker."""
 
     id: str
     #: SHA-256 of the token that its holder presents.
     token: bytes | None = None
     #: The worker that claimed it.
     holder: str | None = None
-    #: When its lease ends unless renewed, ms since the Unix epoch; None until it is claimed.
+    #: When the lease ends unless renewed, in ms since the Unix epoch; None until it is claimed.
     lease_until: int | None = None
 
 
 class Subscription(Struct, frozen=True, omit_defaults=True):
-    """Everything that a restart must not lose."""
+    """The state of a subscription that must survive a restart."""
 
     config: Config
     #: Milliseconds since the Unix epoch.
@@ -80,34 +81,35 @@ class Subscription(Struct, frozen=True, omit_defaults=True):
     #: The root of the control paths as clients see it, for callbacks.
     base_url: str
     links: dict[str, Link]
-    #: Of the last wake.
+    #: Number of the last wake.
     generation: int = 0
     wake: Wake | None = None
-    #: SHA-256 of the tokens of wakes that are over: a caller with one was too slow, not a stranger.
+    #: SHA-256 of the tokens of former wakes, which distinguish a late caller from a stranger.
     retired: tuple[bytes, ...] = ()
-    #: Failed notifications since the last that succeeded, and when to try again.
+    #: Consecutive failed notifications, and when to retry, in ms since the Unix epoch.
     failures: int = 0
     next_attempt_at: int = 0
-    #: Id of the access token that it belongs to; root's, if None, as all were at first.
+    #: Id of the access token that owns it; None = root, as for all early subscriptions.
     owner: str | None = None
-    #: The prefix that the owner's stream names lack; `links` and `config.wake_stream` have full names.
+    #: The prefix that the owner's stream names lack. `links` and `config.wake_stream` have full
+    #: names.
     prefix: str = ""
 
 
-#: Tokens of former wakes that are still recognised.
+#: Number of former wakes whose tokens are still recognized.
 RETIRED_KEPT: Final = 16
-#: Milliseconds before the second attempt, doubled for each further one.
+#: Milliseconds before the second attempt, doubled for each further one, and their maximum.
 RETRY_FIRST: Final = 1_000
 RETRY_MAX: Final = 60_000
-#: Shares of a delay, of which one is chosen at random: the protocol says 20 % up or down.
+#: Range of the random factor for a delay: the protocol specifies 20 % up or down.
 RETRY_SPREAD: Final = (0.8, 1.2)
 
-#: The tail of each stream that exists.
+#: The tails of existing streams.
 Tails = Mapping[str, int]
 
 
 def pending(links: Mapping[str, Link], tails: Tails) -> str | None:
-    """A stream that has records to process."""
+    """Return a stream that has records to process, if any."""
     for path, link in links.items():
         if tails.get(path, 0) > link.acked:
             return path
@@ -115,18 +117,18 @@ def pending(links: Mapping[str, Link], tails: Tails) -> str | None:
 
 
 def begin(state: Subscription, wake_id: str, token: str | None) -> Subscription:
-    """A wake of the next generation; `token` if its receiver holds it once notified."""
+    """Begin the next wake. `token` is set if its receiver holds it once notified."""
     wake = Wake(wake_id, token=hash_token(token) if token else None)
     return replace(state, generation=state.generation + 1, wake=wake)
 
 
 def hold(state: Subscription, wake: Wake, now: int) -> Subscription:
-    """The wake is held from now on, for as long as the lease lasts."""
+    """Hold the wake for the duration of a lease from now on."""
     return replace(state, wake=replace(wake, lease_until=now + state.config.lease_ttl_ms))
 
 
 def end(state: Subscription) -> Subscription:
-    """The state without a wake; the token of the last one is no longer valid."""
+    """End the wake. Its token becomes invalid."""
     retired = state.retired
     if state.wake is not None and state.wake.token is not None:
         retired = (state.wake.token, *retired)[:RETIRED_KEPT]
@@ -134,21 +136,21 @@ def end(state: Subscription) -> Subscription:
 
 
 def expire(state: Subscription, now: int) -> Subscription:
-    """End the wake if its lease is over."""
+    """End the wake if its lease has expired."""
     wake = state.wake
     over = wake is not None and wake.lease_until is not None and wake.lease_until <= now
     return end(state) if over else state
 
 
 def is_known(state: Subscription, token: str) -> bool:
-    """Whether a token is, or was, one of this subscription's wakes."""
+    """Return whether a token belongs to one of this subscription's current or recent wakes."""
     shown, wake = hash_token(token), state.wake
     current = () if wake is None or wake.token is None else (wake.token,)
     return any(compare_digest(digest, shown) for digest in (*current, *state.retired))
 
 
 def prove(state: Subscription, token: str, wake_id: str, generation: int) -> Wake:
-    """The wake, if token, id and generation are all its own."""
+    """Return the wake. Raises unless token, id and generation all match."""
     shown, wake = hash_token(token), state.wake
     current = wake is not None and wake.token is not None and compare_digest(wake.token, shown)
     if not is_known(state, token):
@@ -169,7 +171,10 @@ async def acknowledge(
     tails: Tails,
     time_slice: TimeSlice,
 ) -> Subscription:
-    """Move links that are readable forward; all of `acks`, or ack_offset_invalid and none."""
+    """Apply all of `acks` to readable links.
+
+    Raises ack_offset_invalid, changing nothing, if one is bad.
+    """
     if not acks:
         return state
     links = dict(state.links)
@@ -185,7 +190,7 @@ async def acknowledge(
 
 
 def acknowledge_all(state: Subscription, notified: Tails) -> Subscription:
-    """Everything that a receiver was notified of is processed; later acks stay."""
+    """Acknowledge everything that a receiver was notified of. Later acks stay."""
     links = dict(state.links)
     for path, link in state.links.items():
         if (tail := notified.get(path, 0)) > link.acked:
@@ -194,12 +199,12 @@ def acknowledge_all(state: Subscription, notified: Tails) -> Subscription:
 
 
 def succeed(state: Subscription) -> Subscription:
-    """The state after a successful notification."""
+    """Record a successful notification."""
     return replace(state, failures=0, next_attempt_at=0) if state.failures else state
 
 
 def fail(state: Subscription, now: int, rng: random.Random) -> Subscription:
-    """The state after a failed notification, with the time of the next attempt."""
+    """Record a failed notification, and set the time of the next attempt."""
     failures = state.failures + 1
     delay = round(pause_after(failures, RETRY_FIRST, RETRY_MAX, rng, RETRY_SPREAD))
     return replace(state, failures=failures, next_attempt_at=now + delay)

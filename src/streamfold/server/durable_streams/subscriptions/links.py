@@ -1,8 +1,8 @@
-"""The streams of a subscription, and their tails.
+"""Links a subscription's streams, and reads their tails.
 
-A stream that fits the pattern is linked when it is first noticed. Creating a subscription links all
-existing streams at their tails; so one without a link is younger than the subscription, and is linked
-at its beginning: whatever was missed, even by a crash, is caught up with.
+A stream that matches the pattern is linked when it is first noticed. Creating a subscription links
+all existing streams at their tails, so a stream without a link is younger than the subscription and
+is linked at its beginning. So anything missed, even because of a crash, is caught up.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from streamfold.wire.durable_streams.subscriptions import Pattern
 
 logger = logging.getLogger(__name__)
 
-#: Streams that are read together: after a start all must be read from storage.
+#: Streams read together. After a start, all must be read from storage.
 _TOGETHER: Final = 32
 
 
 class LinkedStreams:
-    """Reads the status of streams, and updates links accordingly."""
+    """Reads the status of streams and updates links accordingly."""
 
     def __init__(
         self,
@@ -56,16 +56,18 @@ class LinkedStreams:
     ) -> None:
         self._store = store
         self._basin = basin
-        #: Links of all subscriptions together, or of one owner's.
+        #: Counts the links of all subscriptions, or of one owner's.
         self._count_links = count_links
         self._time_slice = time_slice
 
     async def refresh(self, entry: ActiveSubscription, streams: Collection[str]) -> Subscription:
-        """The entry's state with links as the streams are now; also records the tails.
+        """Return the entry's state with links updated to the streams' current status.
 
-        Streams that the owner may not read are left alone: the owner may get the right back.
-        If a stream has gone, or is another by now, the wake is over: acks of its holder would be
-        about records that no longer exist.
+        Records the tails.
+
+        Skips streams that the owner may not read, because the owner may get the right back. If a
+        stream was deleted or replaced, the wake ends, because its holder's acks would refer to
+        records that no longer exist.
         """
         changed, fresh, gone = dict[str, Link | None](), dict[str, Link | None](), False
         async for path, status in self._look_at(tuple(filter(entry.may_read, streams))):
@@ -88,12 +90,12 @@ class LinkedStreams:
     def _grow(
         self, entry: ActiveSubscription, state: Subscription, fresh: Mapping[str, Link | None]
     ) -> Subscription:
-        """The state with new links, if there is room for them."""
+        """Return the state with new links, if there is room for them."""
         grown = _with_links(state, fresh)
         was_full, entry.full = entry.full, not self._has_room(grown, entry.state)
         if not entry.full:
             return grown
-        # The next sweep finds those streams again, and links them if there is room by then.
+        # The next sweep finds those streams again and links them if there is room then.
         if not was_full:
             logger.warning("subscription %r has no room for more streams", entry.id)
         return state
@@ -101,7 +103,7 @@ class LinkedStreams:
     async def link_explicit(
         self, state: Subscription, paths: Sequence[str], tails: dict[str, int]
     ) -> Subscription:
-        """The state with further streams linked at their tails, whether they exist or not."""
+        """Return the state with further streams linked at their tails, existing or not."""
         links: dict[str, Link | None] = {}
         async for path, status in self._look_at(tuple(dict.fromkeys(paths))):
             link = state.links.get(path)
@@ -115,7 +117,7 @@ class LinkedStreams:
     async def link_matching(
         self, entry: ActiveSubscription, state: Subscription, pattern: Pattern
     ) -> Subscription:
-        """The state with all existing streams that fit linked at their tails."""
+        """Return the state with all existing matching streams linked at their tails."""
         links: dict[str, Link | None] = {}
         time_slice = self._time_slice()
         async for names in self.pages(state.prefix + literal_prefix(pattern.text)):
@@ -132,13 +134,13 @@ class LinkedStreams:
         return _with_links(state, links)
 
     async def pages(self, prefix: str = "") -> AsyncIterator[Sequence[str]]:
-        """The names of all streams that begin so, page by page."""
+        """Yield the names of all streams that start with `prefix`, page by page."""
         after, more = "", True
         while more:
             try:
                 page = await self._store.list_streams(self._basin, prefix=prefix, start_after=after)
             except BasinNotFoundError:
-                return  # it is created with its first stream
+                return  # it is created together with its first stream
             more = page.has_more
             names = [info.name for info in page.items if info.deleted_at is None]
             if page.items:
@@ -146,7 +148,7 @@ class LinkedStreams:
             yield names
 
     def _has_room(self, state: Subscription, former: Subscription) -> bool:
-        """Whether the links are within all limits: of the subscription, its owner and the server."""
+        """Return whether the links are within the subscription's, owner's and server's limits."""
         count, more = len(state.links), len(state.links) - len(former.links)
         if count > LINKS_MAX or self._count_links() + more > LINKS_TOTAL_MAX:
             return False
@@ -167,7 +169,7 @@ class LinkedStreams:
     async def _look_at(
         self, paths: Sequence[str]
     ) -> AsyncIterator[tuple[str, StreamStatus | None]]:
-        """Each stream's status; None if it does not exist. One that cannot be read is left out."""
+        """Yield each stream's status, or None if it does not exist. Skips unreadable streams."""
         for at in range(0, len(paths), _TOGETHER):
             some = paths[at : at + _TOGETHER]
             outcomes = await asyncio.gather(*map(self._status, some))
@@ -187,27 +189,27 @@ class LinkedStreams:
 
 
 def literal_prefix(pattern: str) -> str:
-    """What every path that fits begins with."""
+    """Return the prefix of every path that matches."""
     before, star, _ = pattern.partition("*")
-    # `**` may stand for nothing: a/** fits a.
+    # `**` may be empty: a/** matches a.
     return before.rstrip("/") if star else before
 
 
 def _relink(link: Link | None, status: StreamStatus | None) -> Link | None:
-    """The link to a stream that is as `status` says."""
+    """Return the link to a stream with this status."""
     if status is None:
-        # Named ones stay for the next stream of that name.
+        # Explicit links stay, for the next stream with that name.
         return Link(0, True, None) if link is not None and link.explicit else None
     if link is not None and link.stream_id == status.id:
         return link
-    # What a fork inherited was in another stream before.
+    # The records that a fork inherits were in another stream before.
     origin = status.traits.origin
     start = int(origin.seq_num) if origin is not None else 0
     return Link(start, link is not None and link.explicit, status.id)
 
 
 def _with_links(state: Subscription, changes: Mapping[str, Link | None]) -> Subscription:
-    """The state with some links changed, or removed where the value is None."""
+    """Return the state with some links changed, or removed where the value is None."""
     if not changes:
         return state
     links = {**state.links, **changes}

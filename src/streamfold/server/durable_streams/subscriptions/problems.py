@@ -1,4 +1,4 @@
-"""Errors of subscription calls, and their form in the protocol."""
+"""Errors of subscription calls, and their representation in the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamfold.wire.s2.errors import shown_message
 
 
 class WebhookUrlRejectedError(InvalidError):
-    """The server does not send requests to this URL."""
+    """Raised if the server must not send requests to this URL."""
 
     code = "webhook_url_rejected"
 
@@ -35,7 +35,7 @@ class SubscriptionNotFoundError(NotFoundError):
 
 
 class WakeClaimedError(ConflictError):
-    """Another worker has the wake."""
+    """Raised if another worker holds the wake."""
 
     code = "wake_claimed"
 
@@ -45,7 +45,7 @@ class WakeClaimedError(ConflictError):
         self.generation = generation
 
 
-#: By the stable code of an error: the status and the protocol's code.
+#: The status and the protocol's code for each stable error code.
 _ANSWERS: Final = {
     "webhook_url_rejected": (400, "WEBHOOK_URL_REJECTED"),
     "wake_token_invalid": (401, "TOKEN_INVALID"),
@@ -65,12 +65,12 @@ def wake_token_invalid(
 
 
 def ack_offset_invalid(message: str) -> ConflictError:
-    """An ack does not fit the stream; none of the call's acks was applied."""
+    """Return the error for an ack that does not fit its stream. None of the call's acks is applied."""
     return ConflictError(message, code="ack_offset_invalid")
 
 
 async def answer_problem(request: Request, error: StreamfoldError) -> None:
-    """Answer with the protocol's error object; an error without a code is raised again."""
+    """Respond with the protocol's error object. Re-raises errors without such a code."""
     if isinstance(error, TooLargeError):
         status, code = 413, "INVALID_REQUEST"
     elif error.code in _ANSWERS:

@@ -1,4 +1,4 @@
-"""All subscriptions of a basin: which streams each follows, and how one is changed."""
+"""Manages all subscriptions of a basin: which streams each follows, and changes to each."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from streamfold.store.store import StreamStore
 
 logger = logging.getLogger(__name__)
 
-#: Subscriptions of one basin: each has a task.
+#: Maximum subscriptions of one basin, each of which has a task.
 SUBSCRIPTIONS_MAX: Final = 1_000
-#: Those of one access token, so that none takes the room of all others.
+#: Maximum subscriptions of one access token, so that no token uses up the room of others.
 SUBSCRIPTIONS_PER_OWNER: Final = 100
-#: Streams whose subscriptions are cached: the same few get most appends.
+#: Maximum streams whose subscriptions are cached: the same few get most appends.
 _REMEMBERED: Final = 10_000
-#: Seconds between checks of whether storage was reopened: appends settled by that are not announced.
+#: Seconds between checks of whether storage was reopened, because appends that reopening settles are
+#: not announced.
 _LOOK_INTERVAL: Final = 5.0
-#: Checks between two regular sweeps: deletions of streams are not announced either.
+#: Checks between two regular sweeps, because stream deletions are not announced either.
 _SWEEP_EVERY: Final = 180
 
-#: What the access token of an id allows at this moment; None stands for root.
+#: Returns what an access token currently allows, by its id. None stands for root.
 GrantOf: TypeAlias = Callable[[str | None], Awaitable[Grant]]
 
 
@@ -65,17 +66,17 @@ class SubscriptionRegistry:
         self._random_text = random_text
         #: Streams whose subscriptions have not been notified yet, in order.
         self._fresh: OrderedDict[str, None] = OrderedDict()
-        #: The one that subscriptions are being notified of: some have not noticed it yet.
+        #: The stream of which subscriptions are currently being notified.
         self._spreading: str | None = None
         self._freshened = asyncio.Event()
         self._matching = asyncio.Lock()
         self._room_made = asyncio.Event()
-        #: Why there may be subscriptions that are not among `entries`.
+        #: Why some subscriptions may be missing from `entries`.
         self._damaged: StoreDamagedError | None = None
         self._interested: dict[str, Sequence[ActiveSubscription]] = {}
 
     async def load(self) -> None:
-        """Load what storage holds."""
+        """Load all subscriptions from storage."""
         try:
             subscriptions = load_subscriptions(self._documents, self._basin, self.time_slice)
             async for id_, stored, state in subscriptions:
@@ -85,12 +86,12 @@ class SubscriptionRegistry:
             self._damaged = error
 
     def new_entry(self, id_: str, state: Subscription, grant: Grant) -> ActiveSubscription:
-        """A subscription that storage does not have yet."""
+        """Return a subscription that is not in storage yet."""
         stored = StoredSubscription(self._documents, self._basin, id_, self.time_slice)
         return ActiveSubscription(stored, self._basin, id_, state, grant)
 
     def find(self, id_: str) -> ActiveSubscription | None:
-        """The subscription, or None; StoreDamagedError if it may be one that cannot be read."""
+        """Return the subscription, or None. Raises StoreDamagedError if it may be unreadable."""
         entry = self.entries.get(id_)
         if entry is None and self._damaged is not None:
             raise self._damaged
@@ -113,11 +114,11 @@ class SubscriptionRegistry:
 
     def forget_interests(self) -> None:
         """Drop the cache of subscriptions by stream."""
-        # A new dict: what is being computed meanwhile goes to the old one, and is forgotten too.
+        # A new dict, because results being computed go to the old one and are dropped with it.
         self._interested = {}
 
     def time_slice(self) -> TimeSlice:
-        """For a loop over many streams or subscriptions that begins now."""
+        """Return a time slice for a loop over many streams or subscriptions that begins now."""
         return TimeSlice(self._step_clock)
 
     def require_room(self, owner: str | None) -> None:
@@ -135,7 +136,7 @@ class SubscriptionRegistry:
             )
 
     def count_links(self, owner: str | None = None) -> int:
-        """Links of all subscriptions, or of those of one access token."""
+        """Return the number of links of all subscriptions, or of one access token's."""
         entries = self.entries.values()
         return sum(
             len(entry.state.links) for entry in entries if owner in (None, entry.state.owner)
@@ -143,7 +144,10 @@ class SubscriptionRegistry:
 
     @asynccontextmanager
     async def changing(self, entry: ActiveSubscription) -> AsyncIterator[Draft]:
-        """A draft with current rights and streams; written when the block ends without an error."""
+        """Yield a draft with current rights and streams.
+
+        Writes it if the block ends without an error.
+        """
         async with entry.alone():
             await self._look_up_rights(entry)
             await self._notice_fresh(entry)
@@ -165,8 +169,8 @@ class SubscriptionRegistry:
                 entry.token = (draft.state.wake.id, draft.token)
 
     async def _notice_fresh(self, entry: ActiveSubscription) -> None:
-        """Have an entry notice every append that was acknowledged before this call."""
-        # One entry at a time: the slices of many would add up.
+        """Make the entry notice every append acknowledged before this call."""
+        # One entry at a time, because the slices of many would add up.
         async with self._matching:
             time_slice = self.time_slice()
             spreading = () if self._spreading is None else (self._spreading,)
@@ -176,7 +180,7 @@ class SubscriptionRegistry:
                 await time_slice.step()
 
     async def _look_up_rights(self, entry: ActiveSubscription) -> None:
-        """Look up what the owner's token allows now: it may have changed or become invalid."""
+        """Look up what the owner's token allows now, because it may have changed or become invalid."""
         grant = await self._grant_of(entry.state.owner)
         if grant != entry.grant:
             entry.grant = grant
@@ -184,13 +188,13 @@ class SubscriptionRegistry:
             self.sweep_soon()
 
     def notice(self, stream: str) -> None:
-        """Something was appended to a stream; quick, and safe in the middle of a commit."""
+        """Record an append to `stream`. Cheap, and safe to call during a commit."""
         if self.entries:
             self._fresh[stream] = None
             self._freshened.set()
 
     async def spread_notices(self) -> None:
-        """Notify subscriptions of appends, for as long as this runs."""
+        """Notify subscriptions of appends until cancelled."""
         while True:
             await self._freshened.wait()
             self._freshened.clear()
@@ -218,7 +222,7 @@ class SubscriptionRegistry:
         return by_stream[stream]
 
     async def sweep_when_needed(self) -> None:
-        """Sweep all streams after storage was opened, and regularly, for as long as this runs."""
+        """Sweep all streams after storage was opened, and then regularly, until cancelled."""
         swept, looks = None, 0
         while True:
             mounted = self._documents.supervisor.current
@@ -237,11 +241,11 @@ class SubscriptionRegistry:
                     await self._room_made.wait()
 
     def sweep_soon(self) -> None:
-        """Sweep soon: streams may have become linkable, by room or by rights."""
+        """Request a sweep, because room or rights may now allow further links."""
         self._room_made.set()
 
     async def _sweep(self) -> None:
-        """Have every subscription check its streams, and those that it should have."""
+        """Make every subscription check its streams, including those that it should link."""
         time_slice = self.time_slice()
         for entry in tuple(self.entries.values()):
             entry.notice(*entry.state.links)

@@ -1,4 +1,4 @@
-"""The calls below `__ds`: subscriptions, and the keys that their webhooks are signed with."""
+"""Serves the calls below `__ds`: subscriptions, and the public keys of their webhooks."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ from streamfold.wire.durable_streams.subscriptions import (
 def show(
     entry: ActiveSubscription, kid: str | None, base_url: str, *, to_root: bool
 ) -> SubscriptionView:
-    """What is durable of a subscription, without anything secret; `kid` if it has a webhook.
+    """Describe a subscription's durable state without secrets. `kid` is set if it has a webhook.
 
-    Names are the owner's; root also sees the owner, and the prefix that they lack.
+    Names are shown as the owner sees them. Root also sees the owner, and the prefix that the names
+    lack.
     """
     state, config = entry.state, entry.state.config
     webhook = None
@@ -104,9 +105,9 @@ def _links(entry: ActiveSubscription) -> tuple[LinkView, ...]:
     )
 
 
-#: The path of the calls, below a server's own URL.
+#: The path of these calls, below the server's own URL.
 CONTROL_ROOT: Final = "/v1/stream/__ds"
-#: Bytes of a request's body: as much as the links of one subscription may take.
+#: Maximum bytes of a request's body: as much as the links of one subscription may take.
 _BODY_MAX: Final = 1 << 20
 _JWKS: Final = (
     (b"content-type", b"application/jwk-set+json"),
@@ -119,13 +120,13 @@ def _random_text() -> str:
 
 
 class Subscriptions:
-    """Answers everything below `__ds`, and wakes workers while it runs.
+    """Serves everything below `__ds`, and wakes workers while running.
 
-    `public_url` gives scheme, host and port by which a client reached the server; callbacks go there,
-    unless the server knows its `own_url`.
-    `authorise` returns the caller's grant, and raises if it is unknown; `grant_of` returns that
-    of a subscription's owner, for each notification. A caller with the token of a wake needs no other
-    right. Time, tokens and chance are arguments for tests.
+    `public_url` returns the scheme, host and port by which a client reached the server. Callbacks
+    go there unless the server knows its `own_url`. `authorise` returns the caller's grant, and
+    raises if it is unknown. `grant_of` returns the grant of a subscription's owner, for each
+    notification. A caller with a wake's token needs no other right. Clocks, tokens and randomness
+    are parameters for tests.
     """
 
     def __init__(
@@ -175,9 +176,9 @@ class Subscriptions:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Load the subscriptions that storage holds, and run them while the context lasts."""
+        """Load the stored subscriptions, and run them while the context lasts."""
         await self.registry.load()
-        # Not a task group: that would wrap whatever the body raises.
+        # Not a task group: it would wrap the exceptions of the body.
         started = asyncio.Event()
         keeper = asyncio.create_task(self._keep(started))
         await started.wait()
@@ -203,17 +204,17 @@ class Subscriptions:
             self._group = None
 
     def notice(self, stream: str) -> None:
-        """Note an append to a stream that the store itself does not announce."""
+        """Record an append to a stream that the store itself does not announce."""
         if self._group is not None:
             self.registry.notice(stream)
 
     def look_again(self) -> None:
-        """Do everything that is due by now; for tests that set the clock."""
+        """Do everything that is due. For tests that set the clock."""
         for entry in self.registry.entries.values():
             entry.poked.set()
 
     async def handle(self, request: Request, path: str) -> None:
-        """Answer a request for what follows `__ds` in its path, still encoded."""
+        """Respond to a request, given the still encoded rest of its path after `__ds`."""
         try:
             match = self._router.match(path)
             if match is None or "" in match.segments:
@@ -231,7 +232,7 @@ class Subscriptions:
 
     @property
     def routes(self) -> Sequence[Route]:
-        """Every route, with what it needs."""
+        """Every route, with the right or rule that it requires."""
         return [route._replace(path=CONTROL_ROOT + route.path) for route in self._router.routes]
 
     def _route(self) -> Router:
@@ -258,9 +259,9 @@ class Subscriptions:
         await handler(parse_id(segment), *rest, request, caller)
 
     def _owned(self, id_: str, caller: Grant) -> ActiveSubscription:
-        """The subscription, if it is the caller's.
+        """Return the subscription if it belongs to the caller.
 
-        The error is the same whether another's subscription has this id or none.
+        Otherwise, the error is the same whether it belongs to another owner or does not exist.
         """
         entry = self.registry.get(id_)
         if not entry.belongs_to(caller):
@@ -268,10 +269,10 @@ class Subscriptions:
         return entry
 
     def _proven(self, id_: str, request: Request) -> tuple[ActiveSubscription, str]:
-        """The subscription, and the token of one of its wakes that the request shows.
+        """Return the subscription, and the wake token that the request presents.
 
-        The error is the same whether the subscription exists or not: only a caller with one of its
-        tokens may learn that.
+        The error is the same whether or not the subscription exists, because only a caller with one
+        of its tokens may learn that.
         """
         token = _bearer(request)
         entry = self.registry.find(id_)
@@ -293,7 +294,7 @@ class Subscriptions:
     async def _get(self, id_: str, request: Request, caller: Grant) -> None:
         entry = self._owned(id_, caller)
         async with self.registry.changing(entry):
-            pass  # streams that were just linked are shown, and are durable by then
+            pass  # the response shows streams that were just linked, so they must be durable
         await self._show(request, entry, caller, 200)
 
     async def _delete(self, id_: str, request: Request, caller: Grant) -> None:
@@ -357,7 +358,7 @@ class Subscriptions:
     ) -> None:
         kid = (await self._keyring.key()).kid if entry.state.config.url is not None else None
         view = partial(show, entry, kid, self._base_url(request), to_root=caller is ROOT)
-        # A view of ten thousand links takes long; the state that it shows never changes.
+        # A view of ten thousand links takes long. The state that it shows is immutable.
         body = await request.offload(lambda: msgspec.json.encode(view()))
         await answer_json(request, msgspec.Raw(body), status)
 

@@ -1,7 +1,7 @@
-"""Runs subscriptions: begins wakes, notifies workers, ends wakes whose lease is over.
+"""Runs subscriptions: begins wakes, notifies workers, and ends wakes whose lease has expired.
 
-A wake is durable before any worker is notified, and notifications are not recorded. So a process
-that restarts notifies again, and no crash can lose a wake.
+A wake is durable before any worker is notified, and notifications are not recorded. So a restarted
+process notifies again, and a crash cannot lose a wake.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from streamfold.wording import reason_of
 
 logger = logging.getLogger(__name__)
 
-#: Webhooks under way at once, of all subscriptions: a slow receiver holds one for seconds.
+#: Maximum webhooks in progress for all subscriptions: a slow receiver occupies one for seconds.
 DELIVERIES_MAX: Final = 128
-#: Those of one access token, and of root.
+#: Maximum webhooks in progress of one access token, and of root.
 DELIVERIES_PER_OWNER: Final = 32
 DELIVERIES_OF_ROOT: Final = 96
-#: Seconds before the next try, when storage does not answer or an unexpected error occurs.
+#: Seconds until the next attempt after storage fails to respond or an unexpected error occurs.
 _PAUSE: Final = 5.0
-#: Milliseconds between checks of whether an owner's revoked token is valid again.
+#: Milliseconds between checks of whether an owner's revoked token has become valid again.
 _RIGHTS_INTERVAL: Final = 60_000
 
 #: A webhook's parsed URL, and the checked addresses of its host.
@@ -92,13 +92,13 @@ class Runner:
         self._now = now
         self._chance = chance
         self._local = local_webhooks
-        #: The root of the control paths; if it is not known, callbacks go to the one that was used
-        #: when a subscription was created.
+        #: The root of the control paths. If unknown, callbacks go to the URL that was used when the
+        #: subscription was created.
         self._own_url = own_url
         self._slots = OwnerSlots(DELIVERIES_MAX, DELIVERIES_PER_OWNER, DELIVERIES_OF_ROOT)
 
     async def run(self, entry: ActiveSubscription) -> None:
-        """Do what is due, until the subscription is gone."""
+        """Do what is due until the subscription is gone."""
         while True:
             entry.poked.clear()
             try:
@@ -110,27 +110,28 @@ class Runner:
                 logger.warning("subscription %r waits: %s", entry.id, error)
                 await asyncio.sleep(_PAUSE)
             except Exception:
-                # Unexpected; other subscriptions, and the server, must not suffer from it.
+                # Unexpected, but it must not affect other subscriptions or the server.
                 logger.exception("subscription %r failed, and will be retried", entry.id)
                 await asyncio.sleep(_PAUSE)
             else:
                 await entry.wait(None if due is None else max(0, due - self._now()) / 1000)
 
     async def _step(self, entry: ActiveSubscription) -> int | None:
-        """Do what is due; returns when to check again at the latest, ms since the Unix epoch."""
+        """Do what is due. Returns the latest time of the next check, in ms since the Unix epoch."""
         async with self._registry.changing(entry) as draft:
             _advance(draft)
         state = entry.state
         wake = state.wake
         if wake is None:
-            # A token that is issued again is not announced.
+            # Nothing announces that a token was issued again.
             return self._now() + _RIGHTS_INTERVAL if entry.grant == NO_RIGHTS else None
         if wake.lease_until is not None:
             return wake.lease_until
         if state.next_attempt_at > self._now():
             return state.next_attempt_at
         if state.config.type is SubscriptionType.WEBHOOK:
-            # Before the slot: a name server that does not answer must not hold slots of other owners.
+            # Before taking a slot, because an unresponsive name server must not occupy other
+            # owners' slots.
             receiver = await self._find_addresses(entry)
             give_back = await self._slots.take(state.owner)
             try:
@@ -144,7 +145,7 @@ class Runner:
         return self._now()
 
     async def _announce(self, entry: ActiveSubscription, wake_id: str) -> None:
-        """Announce a wake in the wake stream, if the owner may append to it."""
+        """Append a wake to the wake stream, if the owner may append there."""
         async with self._registry.changing(entry) as draft:
             stream, wake_stream = draft.pending, draft.state.config.wake_stream or ""
             if not _is_untaken(draft, wake_id) or stream is None:
@@ -170,7 +171,7 @@ class Runner:
     async def _deliver(
         self, entry: ActiveSubscription, wake_id: str, receiver: _Receiver | None
     ) -> None:
-        """Send a wake to a webhook's receiver, and apply its answer."""
+        """Send a wake to a webhook's receiver, and apply its response."""
         async with self._registry.changing(entry) as draft:
             untaken = _is_untaken(draft, wake_id) and draft.pending is not None
             if not untaken or entry.token is None:
@@ -181,7 +182,7 @@ class Runner:
         async with self._registry.changing(entry) as draft:
             wake = draft.state.wake
             if wake is None or wake.id != wake_id:
-                return  # a callback was quicker, or the subscription changed meanwhile
+                return  # a callback was faster, or the subscription changed meanwhile
             if reply is not None and 200 <= reply.status < 300:
                 draft.state = leases.succeed(draft.state)
                 if _says_done(reply):
@@ -193,7 +194,10 @@ class Runner:
                 draft.state = leases.fail(draft.state, draft.now, self._chance)
 
     async def _find_addresses(self, entry: ActiveSubscription) -> _Receiver | None:
-        """The webhook's address, resolved and checked anew; None if it is unknown or not allowed."""
+        """Resolve and check the webhook's address again.
+
+        Returns None if it is unknown or not allowed.
+        """
         try:
             target = parse_webhook_url(entry.state.config.url or "", local=self._local)
             addresses = await self._lookups.addresses(entry.state.owner, target.host, target.port)
@@ -206,7 +210,7 @@ class Runner:
     async def _send(
         self, entry: ActiveSubscription, receiver: _Receiver | None, body: bytes
     ) -> Reply | None:
-        """The receiver's answer; None without one."""
+        """Return the receiver's response, or None without one."""
         if receiver is None:
             return None
         key = await self._keyring.key()
@@ -235,20 +239,20 @@ def callback_url(base_url: str, subscription_id: str) -> str:
 
 
 def _advance(draft: Draft) -> None:
-    """End a wake that is over; begin one for work that no worker has."""
+    """End an expired wake, and begin one if there is work that no worker has."""
     draft.state = leases.expire(draft.state, draft.now)
     wake = draft.state.wake
     if wake is None:
         if draft.pending is not None:
             draft.begin()
     elif wake.lease_until is None and not _is_current(draft):
-        # Its streams may have gone; or its token may be known to a former process alone, so that
-        # the receiver must get another.
+        # Its streams may be gone. Or only a former process knows its token, so the receiver needs
+        # another.
         draft.finish()
 
 
 def _is_current(draft: Draft) -> bool:
-    """Whether an unclaimed wake can be announced as it is."""
+    """Return whether an unclaimed wake can be announced as it is."""
     wake, token = draft.state.wake, draft.entry.token
     if draft.pending is None or wake is None:
         return False
@@ -277,4 +281,4 @@ def _says_done(reply: Reply) -> bool:
     try:
         return decode_webhook_reply(reply.body).done
     except InvalidError:
-        return False  # whatever the receiver answers, it may call back later
+        return False  # whatever the receiver answered, it may call back later

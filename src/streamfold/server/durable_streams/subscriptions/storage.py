@@ -1,8 +1,8 @@
-"""A subscription in storage: a document, and a row for each link.
+"""Stores a subscription as a document, and a row for each link.
 
-A change writes the rows that it changes, in one commit: a subscription may have ten thousand links, and
-most changes are about one of them. Earlier versions kept the links in the document; one that still has
-them there is read as it is, and its next change moves them to rows.
+A change writes only the rows that it affects, in one commit, because a subscription may have ten
+thousand links and most changes affect one. Earlier versions kept the links in the document. Such a
+document is read as it is, and its next change moves the links to rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class StoredSubscription:
-    """What storage holds of one subscription; one caller at a time reads or changes it."""
+    """The stored data of one subscription. Only one caller at a time may read or change it."""
 
     def __init__(
         self, documents: Documents, basin: str, id_: str, time_slice: Callable[[], TimeSlice]
@@ -38,12 +38,12 @@ class StoredSubscription:
         self._id = id_
         self._kind, self._link_kind = _kinds(basin)
         self._time_slice = time_slice
-        #: The document and the links that have rows, as of the last call that succeeded.
+        #: The stored document and link rows, as of the last successful call.
         self._document: bytes | None = None
         self._rows: Mapping[str, Link] = {}
 
     async def read(self) -> Subscription | None:
-        """The subscription, or None if it does not exist."""
+        """Read the subscription. Returns None if it does not exist."""
         document = await self._documents.get(self._kind, self._id)
         if document is None:
             self._document, self._rows = None, {}
@@ -55,7 +55,7 @@ class StoredSubscription:
         return self.adopt(document, rows)
 
     async def write(self, state: Subscription) -> None:
-        """Make `state` durable, all of it or nothing."""
+        """Make `state` durable atomically."""
         document = _ENCODER.encode(replace(state, links={}))
         changes, time_slice = list[DocumentChange](), self._time_slice()
         if document != self._document:
@@ -81,7 +81,7 @@ class StoredSubscription:
         return DocumentChange(self._link_kind, _row_id(self._id, path), content)
 
     def adopt(self, document: bytes, rows: dict[str, Link]) -> Subscription:
-        """The subscription whose document and rows were just read."""
+        """Return the subscription whose document and rows have just been read."""
         self._document, self._rows = document, rows
         state = _decode_document(self._id, document)
         # Links are in the document or in rows, never in both.
@@ -91,7 +91,7 @@ class StoredSubscription:
 async def load_subscriptions(
     documents: Documents, basin: str, time_slice: Callable[[], TimeSlice]
 ) -> AsyncIterator[tuple[str, StoredSubscription, Subscription]]:
-    """Yield every subscription of a basin: its id, and what storage holds of it."""
+    """Yield every subscription of a basin: its id, its stored data and its state."""
     kind, link_kind = _kinds(basin)
     rows: dict[str, dict[str, Link]] = {}
     async with aclosing(documents.scan(link_kind)) as links:
@@ -106,7 +106,7 @@ async def load_subscriptions(
 
 
 def check_document(kind: str, document_id: str, content: bytes) -> None:
-    """Raise DataCorruptError if the document is a subscription, or a link of one, and damaged."""
+    """Raise DataCorruptError if the document is a damaged subscription or link."""
     subscriptions, links = _kinds("")
     if kind.startswith(subscriptions):
         _decode_document(document_id, content)
@@ -115,12 +115,12 @@ def check_document(kind: str, document_id: str, content: bytes) -> None:
 
 
 def _kinds(basin: str) -> tuple[str, str]:
-    """The kinds of a basin's subscriptions and of their links."""
+    """Return the document kinds of a basin's subscriptions and of their links."""
     return f"ds-subscription/{basin}", f"ds-subscription-link/{basin}"
 
 
 def _row_id(id_: str, path: str) -> str:
-    """The id of a link's row; neither part has a NUL."""
+    """Return the id of a link's row. Neither part contains NUL."""
     return f"{id_}\0{path}"
 
 

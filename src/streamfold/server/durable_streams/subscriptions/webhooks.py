@@ -1,12 +1,12 @@
-"""Webhooks: one signed POST each, to an address that the server may reach, within a deadline.
+"""Sends webhooks: one signed POST each, to an allowed address, within a deadline.
 
-A client's URL must not open the server's own network to it.
+A client's URL must not give it access to the server's own network.
 
-The rules are about addresses, not names. A name is resolved, every address is checked, and the
-connection is made to a checked address: a name that changes in between changes nothing.
+The rules apply to addresses, not names. A name is resolved, every address is checked, and the
+connection goes to a checked address, so a name that changes in between has no effect.
 
-The system's resolver cannot be interrupted. Each lookup has a thread of its own, and its slot is
-free only when that thread ends, however long ago the caller gave up.
+The system's resolver cannot be interrupted. Each lookup has its own thread, and its slot is free
+only when that thread ends, however long ago the caller gave up.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from streamfold.http_client import AsyncHttp
 
-#: Characters.
+#: Maximum characters of a URL.
 URL_MAX: Final = 2048
-#: Global unicast addresses: mapped, translated, local and multicast ones are all outside.
+#: Global unicast addresses, which exclude mapped, translated, local and multicast addresses.
 _GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
 #: Parts of it, and of IPv4, for special purposes, relays and tunnels, whatever a library says.
 _REFUSED: Final = tuple(
@@ -54,29 +54,32 @@ _REFUSED: Final = tuple(
         "3fff::/20",
     )
 )
-#: A public address by which one cloud's machines ask for their own credentials.
+#: A public address from which one cloud's machines get their own credentials.
 _METADATA: Final = ipaddress.ip_network("168.63.129.16/32")
+#: Resolved without a lookup, as RFC 6761 recommends.
 _LOCALHOST: Final = "localhost"
-#: What a URL may consist of; with anything else a header could be smuggled in.
+#: The characters allowed in a URL. Others could smuggle in a header.
 _URL: Final = re.compile(r"[!-~]+")
-#: Lookups under way at once: each is a thread.
+#: Maximum lookups in progress, each of which is a thread.
 LOOKUPS_MAX: Final = 16
-#: Those of one access token; and of root, which stands for all clients of a server without --auth.
+#: Maximum lookups of one access token, and of root, which stands for all clients of a server
+#: without --auth.
 LOOKUPS_PER_OWNER: Final = 2
 LOOKUPS_OF_ROOT: Final = 8
-#: Seconds that a delivery waits for a slot and the answer.
+#: Seconds that a delivery waits for a slot and the result.
 LOOKUP_TIMEOUT: Final = 5.0
 #: Seconds for which a host that could not be resolved is not looked up again for the same owner.
 FAILURE_KEPT: Final = 5.0
-#: Such hosts that are remembered.
+#: Maximum such hosts remembered.
 _FAILURES_MAX: Final = 1_000
-#: Blocks until it has the addresses of a host and port, as text; OSError if there are none.
+#: Returns the addresses of a host and port as text, and blocks meanwhile. Raises OSError if there
+#: are none.
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookAddress:
-    """A parsed URL whose form is allowed."""
+    """A parsed URL of an allowed form."""
 
     secure: bool
     host: str
@@ -88,7 +91,7 @@ class WebhookAddress:
 
 
 def parse_webhook_url(url: str, *, local: bool) -> WebhookAddress:
-    """The target that a URL names: https, or with `local` also http to this very machine."""
+    """Parse a webhook URL: https, or with `local` also http to this machine."""
     if not 0 < len(url) <= URL_MAX or not _URL.fullmatch(url):
         raise WebhookUrlRejectedError(
             f"webhook.url must have 1 to {URL_MAX} characters, all printable ASCII"
@@ -113,7 +116,7 @@ def parse_webhook_url(url: str, *, local: bool) -> WebhookAddress:
 
 
 def require_allowed(target: WebhookAddress, addresses: Sequence[str]) -> None:
-    """Raise unless webhooks may go to every address of the target's host."""
+    """Raise unless webhooks may go to every one of the host's addresses."""
     for address in addresses:
         fit = is_public(address) if target.secure else is_loopback(address)
         if not fit:
@@ -124,7 +127,7 @@ def require_allowed(target: WebhookAddress, addresses: Sequence[str]) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host names this machine, literally."""
+    """Return whether a host literally names this machine."""
     if host == _LOCALHOST:
         return True
     try:
@@ -138,7 +141,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is on the public Internet."""
+    """Return whether an address is on the public Internet."""
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address) and parsed not in _GLOBAL_V6:
         return False
@@ -148,15 +151,12 @@ def is_public(address: str) -> bool:
 
 
 def _shown(parts: SplitResult) -> str:
-    """The URL without what may be secret in it."""
+    """Return the part of a URL that contains no secrets."""
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:80]
 
 
-#: Resolved without a lookup, as RFC 6761 has it.
-
-
 def resolve(host: str, port: int, flags: int = 0) -> list[str]:
-    """The addresses that the machine's resolver gives."""
+    """Return the addresses from the machine's resolver."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:
@@ -165,7 +165,7 @@ def resolve(host: str, port: int, flags: int = 0) -> list[str]:
 
 
 def literal_addresses(host: str, port: int) -> Sequence[str]:
-    """The addresses that a host is known to have without asking a name server; none for a name."""
+    """Return the host's addresses if they are known without a name server, else nothing."""
     if host == _LOCALHOST:
         return ("127.0.0.1", "::1")
     try:
@@ -175,16 +175,16 @@ def literal_addresses(host: str, port: int) -> Sequence[str]:
 
 
 class HostLookups:
-    """Looks hosts up in threads, few at a time for each owner."""
+    """Looks up hosts in threads, a few at a time per owner."""
 
     def __init__(self, look_up: Resolve = resolve) -> None:
         self._look_up = look_up
         self._slots = OwnerSlots(LOOKUPS_MAX, LOOKUPS_PER_OWNER, LOOKUPS_OF_ROOT)
-        #: Until when, by the monotonic clock, an owner's host is not looked up again; oldest first.
+        #: Until when an owner's host is not looked up again, by the monotonic clock; oldest first.
         self._failures: dict[tuple[str | None, str], float] = {}
 
     async def addresses(self, owner: str | None, host: str, port: int) -> Sequence[str]:
-        """The host's addresses; OSError (TimeoutError among them) if there are none in time."""
+        """Return the host's addresses. Raises OSError, or TimeoutError, if there are none in time."""
         literals = literal_addresses(host, port)
         if literals:
             return literals
@@ -201,7 +201,7 @@ class HostLookups:
     def _start(
         self, host: str, port: int, release: Callable[[], None]
     ) -> asyncio.Future[Sequence[str]]:
-        """Look a host up in a thread, which is a daemon so that it does not delay the process's end."""
+        """Look up a host in a daemon thread, which does not delay the end of the process."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Sequence[str]] = loop.create_future()
 
@@ -221,7 +221,7 @@ class HostLookups:
             except OSError as error:
                 outcome = error
             finally:
-                with suppress(RuntimeError):  # the loop is closed: no caller is left
+                with suppress(RuntimeError):  # the loop is closed, so no caller is left
                     loop.call_soon_threadsafe(finish, outcome)
 
         try:
@@ -241,16 +241,16 @@ _KIND: Final = "ds-signing-key"
 _ID: Final = "current"
 #: Bytes of a private key.
 _KEY_SIZE: Final = 32
-#: Bytes of an answer's body that are read; httpx bounds those of its head.
+#: Maximum bytes read of a response's body. httpx limits its head.
 BODY_MAX: Final = 64 << 10
-#: Headers of an answer.
+#: Maximum headers of a response.
 _HEADERS_MAX: Final = 100
-#: Seconds for everything, from the first packet to the last.
+#: Seconds for the whole request, from the first packet to the last.
 TIMEOUT: Final = 10.0
 
 
 class SigningKey:
-    """Signs webhooks; its public half is published for receivers to verify them."""
+    """Signs webhooks. Receivers verify them with its published public key."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -260,12 +260,12 @@ class SigningKey:
         self.jwks = msgspec.json.encode(published)
 
     def sign(self, timestamp: int, body: bytes) -> str:
-        """The value of the signature's header, for `timestamp` in Unix seconds."""
+        """Return the value of the signature header, for `timestamp` in Unix seconds."""
         return signing.sign(self._private, self.kid, timestamp, body)
 
 
 class Keyring:
-    """The key of this store; it is durable before it is used or published."""
+    """Keeps this store's signing key, which is durable before it is used or published."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
@@ -273,7 +273,7 @@ class Keyring:
         self._key: SigningKey | None = None
 
     async def key(self) -> SigningKey:
-        """The key, made at its first use."""
+        """Return the key, creating it on first use."""
         async with self._lock:
             if self._key is None:
                 self._key = SigningKey(await self._load() or await self._make())
@@ -294,18 +294,18 @@ class Keyring:
 
 
 class WebhookError(Exception):
-    """The answer is not valid HTTP; the receiver may still have got the request."""
+    """Raised if the response is invalid. The receiver may still have received the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     status: int
-    #: At most BODY_MAX bytes of it; empty if there was more.
+    #: At most BODY_MAX bytes; empty if there were more.
     body: bytes
 
 
 class WebhookClient:
-    """Sends requests; redirects are answers like others, and are not followed."""
+    """Sends webhook requests. Returns redirects like other responses, without following them."""
 
     def __init__(self, timeout: float = TIMEOUT, tls: ssl.SSLContext | None = None) -> None:
         self._timeout = timeout
@@ -319,8 +319,8 @@ class WebhookClient:
         headers: Mapping[str, str],
         body: bytes,
     ) -> Reply:
-        """The answer; OSError (TimeoutError among them) or WebhookError without one."""
-        # Loaded when the first webhook is sent, and in a thread: it takes a tenth of a second.
+        """Return the response. Raises OSError (including TimeoutError) or WebhookError without one."""
+        # Loaded with the first webhook, and in a thread, because it takes a tenth of a second.
         http = self._http
         if http is None:
             http = self._http = await asyncio.to_thread(_open_http, self._tls)
@@ -351,7 +351,7 @@ class WebhookClient:
         headers: Mapping[str, str],
         body: bytes,
     ) -> Reply:
-        """Connect to the checked address; certificate and `host` are those of the name."""
+        """Connect to the checked address, with the name for the certificate and the `host` header."""
         import httpx
 
         from streamfold.http_client import build_request
@@ -381,7 +381,7 @@ def _open_http(tls: ssl.SSLContext | None) -> AsyncHttp:
 
 
 async def _read_body(response: httpx.Response) -> bytes:
-    """The body; empty if it is longer than is read."""
+    """Read the body. Returns an empty one if it is too long."""
     if int(response.headers.get("content-length", 0)) > BODY_MAX:
         return b""
     body = bytearray()

@@ -1,1 +1,1 @@
-"""What runs in the processes under attack: the server, its clock and its disk; and an S3 server."""
+"""Programs for the processes under attack: a server with its clock and disk, and an S3 server."""

@@ -1,8 +1,8 @@
-"""A local disk that fails: the file system's calls of this process, Python's and SlateDB's, go wrong.
+"""A local disk that fails: this process's file system calls, from Python and SlateDB, go wrong.
 
-The native module fails what SlateDB does with its files, and functions of Python are replaced. So no
-mount is needed, and no rights. What the disk holds stays as it is: `streamfold.testing.hostile_disk`
-loses it.
+The native module injects failures into SlateDB's file operations, and Python's functions are
+replaced. So no mount and no privileges are needed. The disk's content stays intact:
+`streamfold.testing.hostile_disk` loses data.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, Final, NamedTuple
 from streamfold import _native
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-#: Seconds by which a call is late, at most.
+#: Maximum seconds by which a call is delayed.
 _DELAY = 0.1
-#: How often a call fails while the disk fails now and then.
+#: Probability that a call fails while the disk fails intermittently.
 _FAILURES = 0.2
 
 
 class DiskFault(enum.StrEnum):
-    """What becomes of the calls."""
+    """The effect of a fault on calls."""
 
     NONE = "works"
     READ_ONLY = "turns read-only"
@@ -41,7 +41,7 @@ class DiskFault(enum.StrEnum):
 
 
 class _Call(enum.Enum):
-    """What a call does, as far as faults tell calls apart."""
+    """The kinds of calls that faults distinguish."""
 
     READ = "read"
     CREATE = "create"
@@ -50,9 +50,9 @@ class _Call(enum.Enum):
     SYNC = "sync"
 
 
-#: The calls as the native module knows them: what writes a file also creates it.
+#: The calls in the native module's terms, in which writing a file includes creating it.
 _STEPS: Final = {_Call.READ: 1, _Call.CREATE: 2, _Call.WRITE: 2, _Call.REMOVE: 4, _Call.SYNC: 8}
-#: The calls that fail, and how.
+#: The calls that each fault fails, with the error number.
 _ERRORS: dict[DiskFault, tuple[int, frozenset[_Call]]] = {
     DiskFault.READ_ONLY: (errno.EROFS, frozenset({_Call.CREATE, _Call.WRITE, _Call.REMOVE})),
     DiskFault.FULL: (errno.ENOSPC, frozenset({_Call.CREATE, _Call.WRITE})),
@@ -68,19 +68,19 @@ class _Usage(NamedTuple):
 
 
 class FaultyDisk:
-    """The disk below `root`, for this process."""
+    """A faulty disk below `root`, for this process."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
         self._fault = DiskFault.NONE
         self._dice = random.Random()
-        #: Set while calls do not hang.
+        #: Cleared while calls hang.
         self._answers = threading.Event()
         self._answers.set()
         self.native = _native.FaultyDisk(root, self._dice.getrandbits(64))
 
     def turn(self, fault: DiskFault) -> None:
-        """Have every call from now on go wrong in that way, or none."""
+        """Apply this fault to every call from now on. `NONE` ends it."""
         self._fault = fault
         number, calls = _ERRORS.get(fault, (0, frozenset()))
         self.native.turn(
@@ -96,11 +96,11 @@ class FaultyDisk:
             self._answers.set()
 
     def install(self) -> None:
-        """Stand between this process and its disk."""
+        """Intercept this process's calls to the disk."""
         self._replace_python()
 
     def _answer(self, call: _Call) -> None:
-        """Let a call pass, late or not, or raise an OSError."""
+        """Let a call pass, possibly late, or raise an OSError."""
         fault = self._fault
         if fault is DiskFault.NONE:
             return

@@ -1,4 +1,4 @@
-"""An S3 server in a process of its own, in memory: `python -P s3_server.py BUCKET`; it needs moto."""
+"""An in-memory S3 server in a separate process: `python -P s3_server.py BUCKET`. Needs moto."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def main() -> None:
     from moto.server import ThreadedMotoServer
 
     class OneAtATime(DomainDispatcherApplication):  # type: ignore[misc]  # moto has no types
-        """moto checks the condition of a write, and then writes: without this, threads come in
-        between (upstream defect 13).
+        """Handles one request at a time, because moto checks a write's condition before it writes.
+
+        Other threads would come in between (upstream defect 13).
         """
 
         _lock = Lock()

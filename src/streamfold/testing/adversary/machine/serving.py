@@ -1,9 +1,9 @@
-"""The server under attack: `python -P serving.py '<JSON>'` serves one location until it is stopped.
+"""The server under attack: `python -P serving.py '<JSON>'` serves one location until stopped.
 
-It is started as a file, and imports little but the server, so that `PYTHONPATH` may point to another
-version of Streamfold. Its JSON has settings that `streamfold serve` has no options for: caches so small
-that streams leave memory all the time, and background work that never rests. It may also have a clock
-that is wrong and a disk that fails; then lines of JSON on standard input say when.
+It is started as a file and imports little besides the server, so `PYTHONPATH` may point to another
+version of Streamfold. Its JSON contains settings for which `streamfold serve` has no options:
+caches so small that streams leave memory all the time, and background work that never rests. It may
+also have a wrong clock and a faulty disk, which lines of JSON on standard input control.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 def move_clock(seconds: float) -> None:
-    """Let everything in this process read a system clock that is `seconds` ahead."""
+    """Make this process's Python code read a system clock that is `seconds` ahead."""
     shift = round(seconds * _NANOSECONDS)
     read, read_ns = time.time, time.time_ns
     time.time = lambda: read() + seconds
@@ -51,7 +51,7 @@ def _serve(arguments: dict[str, Any]) -> None:
     def announce(server: Server) -> None:
         print(json.dumps({"port": server.port}), flush=True)
 
-    # Earlier versions need no permission to take a store over, and have no such setting.
+    # Earlier versions need no permission to take over a store, and lack this setting.
     permission: dict[str, Any] = {"take_over": True} if hasattr(Configuration, "take_over") else {}
     configuration = Configuration(
         location=arguments["location"],
@@ -73,8 +73,8 @@ def _serve(arguments: dict[str, Any]) -> None:
 
 
 def _install_disk(root: str, boot: str, spare: str | None) -> None:
-    """Stand between the server and its disk; with `spare`, note what is synced."""
-    # Before anything is imported: functions of Streamfold have `os.fsync` as a default value.
+    """Intercept the server's disk calls. With `spare`, also track what is synced."""
+    # Before importing anything, because Streamfold's functions have `os.fsync` as a default value.
     real_sync = os.fsync
     syncs: list[Any] = [real_sync]
 
@@ -112,7 +112,7 @@ def _install_disk(root: str, boot: str, spare: str | None) -> None:
                 disk.turn(DiskFault(order["fault"]))
             if "cut_power" in order and hostile is not None:
                 dice = random.Random(order["seed"])
-                with hostile.frozen():  # whoever waits for a sync waits until the process is gone
+                with hostile.frozen():  # every sync waits until the process is gone
                     hostile.cut_power(Path(order["cut_power"]), dice, dice.choice(list(Mood)))
                     os._exit(0)
 
