@@ -111,8 +111,8 @@ class SlateTables:
             merge = await self._admin.read_compaction(submitted.id)
         if merge is not None:
             return merge.completed
-        # The merge has ended, and SlateDB has dropped its result after later merges (upstream
-        # defect 6). A successful merge replaces its sources.
+        # The merge has ended, and SlateDB has dropped its result after later merges: upstream defect 6.
+        # A successful merge replaces its sources.
         return not _files_of(views) & (await self._newest_manifest()).files
 
     async def collect(self, *, log: bool) -> None:
