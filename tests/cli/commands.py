@@ -7,7 +7,7 @@ import json
 import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,16 @@ class Shell:
             if process.returncode is None:
                 process.kill()
             await process.communicate()
+
+
+def read_terminal(terminal: int) -> bytes:
+    """Everything that is shown at a terminal until all processes have closed their end; closes ours."""
+    shown = b""
+    with suppress(OSError):  # how the system says that the other end is closed
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    os.close(terminal)
+    return shown
 
 
 async def line_of(process: Process) -> str:

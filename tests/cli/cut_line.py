@@ -20,8 +20,21 @@ class CutLine:
         self.released = asyncio.Event()
         #: How often the marker was sent.
         self.cuts = 0
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.create_task(self._forward_both_ways(reader, writer))
+        self._connections.add(connection)
+        await connection
+
+    async def close(self) -> None:
+        """Let the server notice, and return when all connections are closed."""
+        self.released.set()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _forward_both_ways(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         there_reader, there_writer = await asyncio.open_connection(*self._server)
         answers = asyncio.create_task(_forward(there_reader, writer))
         try:
@@ -61,5 +74,7 @@ async def cut_line(url: str, marker: bytes) -> AsyncIterator[tuple[str, CutLine]
     server = await asyncio.start_server(line, "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()
-        yield f"http://{host}:{port}", line
-        line.released.set()
+        try:
+            yield f"http://{host}:{port}", line
+        finally:
+            await line.close()

@@ -27,7 +27,7 @@ _REPOSITORY = Path(__file__).parents[2]
 _SEARCH = "PYTHONPATH"
 _SEARCHED = os.environ.get(_SEARCH)
 #: Seconds for a command, far above what any takes.
-TIMEOUT = 120.0
+TIMEOUT = 300.0
 #: Imported once: what commands import when they run.
 _PREPARED = ("s2_sdk", "httpx", "pyarrow.csv", "pyarrow.parquet", "streamfold.archive.engines.sql")
 #: Streams of a command, its description, and where its exit status goes.

@@ -50,7 +50,7 @@ class Face:
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=60, headers={"s2-basin": BASIN})
+        self.client = httpx.Client(base_url=self.url, timeout=120, headers={"s2-basin": BASIN})
 
     def __enter__(self) -> Face:
         return self
@@ -193,7 +193,7 @@ class Load:
         finally:
             self._stop.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(240)
         assert self.failure is None, self.failure
 
     def _guarded(self, work: Any) -> None:

@@ -20,7 +20,7 @@ from streamfold.archive import ArchiveWriter, Destination
 from streamfold.archive.manifest.model import Source
 from tests.archive.reading import HISTORY, names_by_id, write_commits, write_history
 from tests.archive.tables import START, changes, open_writer, rows
-from tests.cli.commands import COMMAND, Shell, ending_of, line_of
+from tests.cli.commands import COMMAND, Shell, ending_of, line_of, read_terminal
 from tests.s3 import S3Server
 
 
@@ -392,11 +392,15 @@ def test_progress_is_for_people_at_a_terminal(
     master, slave = pty.openpty()
     command = [*COMMAND, "archive", given[0], str(folder), *given[1:], "--json"]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=slave, timeout=60, env=shell.environment, check=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        timeout=120,
+        env=shell.environment,
+        check=True,
     )
     os.close(slave)
-    shown = os.read(master, 1 << 16).decode()
-    os.close(master)
+    shown = read_terminal(master).decode()
     assert label in shown
     assert "100%" in shown
     assert json.loads(done.stdout)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.archive.reading import HISTORY, write_commits, write_history
 from tests.archive.tables import START
-from tests.cli.commands import COMMAND, Shell
+from tests.cli.commands import COMMAND, Shell, read_terminal
 from tests.s3 import S3Server
 
 
@@ -92,12 +92,11 @@ def test_sql_shows_progress_on_a_terminal(folder: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=child,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     os.close(child)
-    assert b"fetching" in os.read(parent, 4096)
+    assert b"fetching" in read_terminal(parent)
     assert b"name" in done.stdout
-    os.close(parent)
 
 
 def test_a_table_is_exported_for_other_engines(shell: Shell, folder: Path, tmp_path: Path) -> None:

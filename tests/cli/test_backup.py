@@ -9,6 +9,7 @@ from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -107,15 +108,13 @@ async def test_a_backup_that_is_killed_leaves_nothing_to_restore_and_the_next_on
     tmp_path: Path,
 ) -> None:
     here = str(tmp_path)
-    places = Places(Shell({}), f"{here}/store", f"{here}/backups", f"{here}/restored")
-    async with places.serving(places.store) as url, closing_face(url) as face:
+    shell, store = Shell({}), f"{here}/store"
+    async with server_on(shell, "--local-root", store) as url, closing_face(url) as face:
         await asyncio.to_thread(fill, face)
         with Load(url, seed=2).running() as load:
             await asyncio.to_thread(load.wait, 20)
-            async with places.shell.running("backup", places.store, places.backups) as process:
-                await asyncio.to_thread(wait_for_objects, tmp_path / "backups" / "objects")
-                process.kill()
-                await process.wait()
+            unfinished = await killed_backup(shell, store, tmp_path)
+            places = Places(shell, store, str(unfinished), f"{here}/restored")
             refused = await asyncio.to_thread(
                 places.shell, "restore", places.backups, places.restored
             )
@@ -132,8 +131,21 @@ async def test_a_backup_that_is_killed_leaves_nothing_to_restore_and_the_next_on
             assert tail["seq_num"] >= acked
 
 
+async def killed_backup(shell: Shell, store: str, folder: Path) -> Path:
+    """Begin backups until one was killed before it was finished: a machine may be slow to kill."""
+    for number in count():
+        backups = folder / f"backups-{number}"
+        async with shell.running("backup", store, str(backups)) as process:
+            await asyncio.to_thread(wait_for_objects, backups / "objects")
+            process.kill()
+            await process.wait()
+        if not any((backups / "backups").glob("*.json")):
+            return backups
+    raise AssertionError("there is always another number")
+
+
 def wait_for_objects(folder: Path) -> None:
-    """Return once a backup has copied something; it copies for much longer than this takes to see."""
+    """Return once a backup has copied something."""
     while not (folder.exists() and any(folder.rglob("*.sst"))):
         time.sleep(0.002)
 

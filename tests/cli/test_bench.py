@@ -13,7 +13,8 @@ from streamfold.cli.exit_status import VerbFailedError
 from streamfold.cli.records.load import Chain
 from tests.cli.commands import COMMAND, Shell, ending_of
 
-_SHORT = ("-b", "1KiB", "-t", "0", "-d", "20s", "--max-bytes", "200KiB")
+#: The bytes end it, however long they take.
+_SHORT = ("-b", "1KiB", "-t", "0", "-d", "5m", "--max-bytes", "200KiB")
 
 
 def test_records_are_appended_followed_and_read_again_within_the_bounds(
@@ -31,8 +32,13 @@ def test_records_are_appended_followed_and_read_again_within_the_bounds(
     assert [one["name"] for one in listed if one["deleted_at"] is None] == []
 
 
+def test_one_record_is_appended_at_least_however_short_the_time(shell: Shell, basin: str) -> None:
+    found = shell.json("bench", basin, "-b", "1MiB", "-t", "0.001", "-d", "1s")
+    assert (found["append"]["records"], found["catch_up"]["records"]) == (1, 1)
+
+
 def test_without_a_basin_one_is_made_and_removed(shell: Shell) -> None:
-    done = shell.ok("bench", "-b", "128", "-t", "0.5", "-d", "1s")
+    done = shell.ok("bench", "-b", "128", "-t", "0.5", "-d", "5m", "--max-bytes", "256KiB")
     assert [line.split()[0] for line in done.text.splitlines()[1:4]] == [
         "append", "follow", "catch-up",
     ]  # fmt: skip
@@ -44,7 +50,7 @@ def test_without_a_basin_one_is_made_and_removed(shell: Shell) -> None:
 async def test_an_interruption_removes_the_stream_and_the_basin(shell: Shell) -> None:
     async with shell.running("bench", "-d", "10m") as process:
         assert process.stderr is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             stream = (await process.stderr.readline()).decode().split()[-1]
             while (await asyncio.to_thread(shell.json, "check-tail", stream))["seq_num"] < 10:
                 pass

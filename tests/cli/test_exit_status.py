@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.interop.serving import serving
 from tests.proving import PROVING
 from tests.s3 import S3Server
 
+ROOT = Path(__file__).parents[2]
 RUNS = 200 if PROVING else 3
 #: Busy loops beside the programs: with idle processors a native thread is never late. Other tests
 #: keep the processors busy, too, and would be slowed down.
@@ -55,12 +57,12 @@ sys.exit(7)
 
 FOLLOW = """
 import asyncio, os, sys
-from s2_sdk import S2, AppendInput, Endpoints, Record
 from streamfold.follow import SnapshotTaker, external, follow
+from tests.sdk import sdk_client
 
 async def main():
     snapshots = external(f"s3://{sys.argv[1]}/{os.getpid()}")
-    async with S2("ignored", endpoints=Endpoints.from_env()) as s2:
+    async with sdk_client(os.environ["S2_ACCOUNT_ENDPOINT"]) as s2:
         stream = s2.basin("exit-basin").stream("orders")
         folding = {"fold": lambda state, record: state + 1, "initial": int, "snapshots": snapshots}
         async with SnapshotTaker(stream, **folding) as snapshotter:
@@ -91,7 +93,12 @@ def statuses(command: Sequence[str], environment: dict[str, str]) -> Counter[int
 
     def run(_: int) -> int:
         return subprocess.run(
-            command, env=os.environ | environment, capture_output=True, check=False, timeout=300
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            capture_output=True,
+            check=False,
+            timeout=300,
         ).returncode
 
     with ThreadPoolExecutor(3) as runs:

@@ -42,7 +42,7 @@ CALLS: Final = (
     "append {stream} --input {lines}", "check-tail {stream}",
     "trim json-basin/trimmed 0 --yes", "fence json-basin/trimmed token",
     "diff {resources}", "apply {resources}", "copy {stream} json-basin/copied",
-    "bench json-basin --duration 1s --record-size 128",
+    "bench json-basin --duration 5m --max-bytes 64KiB --record-size 128",
     "issue-access-token json --basins= --op-group-perms account=r", "list-access-tokens",
     "revoke-access-token json",
     "get-account-metrics active-basins", "get-basin-metrics json-basin storage",

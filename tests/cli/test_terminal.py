@@ -17,7 +17,7 @@ from urllib.parse import quote
 from streamfold.cli.exit_status import failure_line
 from streamfold.cli.terminal import aligned, inert
 from tests.archive.reading import write_history
-from tests.cli.commands import COMMAND, Shell
+from tests.cli.commands import COMMAND, Shell, read_terminal
 from tests.cli.conftest import create
 
 #: Sets the title of the window, as only a program at the terminal should; C1 has one, too.
@@ -34,15 +34,8 @@ def _at_terminal(shell: Shell, *arguments: str, **variables: str) -> str:
         [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
     )
     os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(terminal, 1 << 16):
-            shown += piece
-    except OSError:
-        pass  # the process closed its end: all was read
-    finally:
-        os.close(terminal)
-        process.wait(timeout=60)
+    shown = read_terminal(terminal)
+    process.wait(timeout=120)
     return shown.decode().replace("\r\n", "\n")
 
 
@@ -96,7 +89,7 @@ def test_an_append_at_a_terminal_says_how_to_end(shell: Shell, stream_uri: str) 
     os.write(terminal, b"typed\n\x04")
     while b"acknowledged: 1 record" not in shown:
         shown += os.read(terminal, 1 << 16)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=120) == 0
     os.close(terminal)
     assert shell.ok("read", stream_uri).text == "typed\n"
     assert "Ctrl-D" not in shell.ok("append", stream_uri, stdin=b"piped\n").stderr
@@ -184,6 +177,16 @@ def test_a_verb_that_succeeds_loads_neither_what_explains_failures_nor_what_othe
     assert done.stdout.splitlines()[-1] == b"[]"
 
 
+def _await_a_key(pid: int) -> None:
+    """Return once a process that has asked sleeps; one that waits for a processor counts as running."""
+    deadline, looks = time.monotonic() + 120, 0
+    while looks < 20:
+        assert time.monotonic() < deadline, "it does not read the answer"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        looks = looks + 1 if state == "S" else 0
+        time.sleep(0.01)
+
+
 def test_one_interrupt_ends_a_question_and_removes_nothing(shell: Shell, stream_uri: str) -> None:
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -194,8 +197,8 @@ def test_one_interrupt_ends_a_question_and_removes_nothing(shell: Shell, stream_
     shown = b""
     while b"[y/N]" not in shown:
         shown += os.read(terminal, 1 << 16)
-    time.sleep(1)  # it reads the answer: a signal just before that would wait for a key
+    _await_a_key(process.pid)  # a signal just before that would wait for a key
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=120) == 130
     os.close(terminal)
     shell.ok("check-tail", stream_uri)

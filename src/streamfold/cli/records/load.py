@@ -1,7 +1,8 @@
 """The load of `streamfold bench`: an append session, a follower and a catch-up read, with checks.
 
-The header `hash` of every record covers its body and the hash before it, so a reader that arrives at
-the last one has read every record, in order and unchanged. Timestamps are microseconds since the start.
+Every record's `hash` header covers its body and the previous hash. So a reader that reaches the
+last hash has read every record, in order and unchanged. Timestamps are microseconds since the
+start.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ if TYPE_CHECKING:
     from s2_sdk import AppendInput, BatchSubmitTicket, ReadSession, S2Stream, SequencedRecord
 
 MIB = 1 << 20
-#: Bytes of a hash: enough to notice any mistake.
+#: Bytes of a hash: enough to detect any mistake.
 _HASH_BYTES = 8
 _HEADER = b"hash"
-#: Metered bytes of a record beside its body: 8, and 2 for each header with its name and value.
+#: Metered bytes of a record besides its body: 8, and 2 for each header plus its name and value.
 _OVERHEAD = 8 + 2 + len(_HEADER) + _HASH_BYTES
 RECORD_MIN, RECORD_MAX = 128, MIB
-#: Records and metered bytes of the largest batch: the first is S2's limit, the second a quarter of it,
-#: so that a session at full speed has many acks on their way.
+#: Maximum records and metered bytes of a batch: S2's limit, and a quarter of S2's limit, so that a
+#: session at full speed has many acks in flight.
 _BATCH_RECORDS, _BATCH_BYTES = 1000, MIB // 4
-#: Seconds between two batches at a steady rate: shorter ones would measure timers.
+#: Seconds between batches at a steady rate. Shorter intervals would measure timers.
 _TICK = 0.005
-#: Metered bytes that are on their way at once.
+#: Maximum metered bytes in flight.
 _UNACKED_BYTES = 5 * MIB
-#: Seconds that a reader may take for the rest, once everything is acknowledged.
+#: Seconds that a reader may take for the rest after everything is acknowledged.
 _REST = 60.0
 
 
 @dataclass(slots=True)
 class LoadMeasurement:
-    """What one part of the load did so far; latencies in milliseconds."""
+    """The results so far of one part of the load. Latencies are in milliseconds."""
 
     records: int = 0
     size: int = 0
@@ -61,19 +62,19 @@ class LoadMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is appended, and how quickly."""
+    """How much to append, and how fast."""
 
     #: Metered bytes of a record.
     record_bytes: int
-    #: Bytes per second; 0 is as many as the server takes.
+    #: Bytes per second; 0 = as many as the server accepts.
     rate: float
     seconds: float
-    #: Metered bytes after which the appending ends, too.
+    #: Metered bytes after which appending ends too.
     bytes_max: int
 
 
 class Chain:
-    """Makes the hashes of consecutive records, or checks them."""
+    """Computes or checks the hashes of consecutive records."""
 
     def __init__(self) -> None:
         self._last = b""
@@ -86,7 +87,7 @@ class Chain:
         return self._last
 
     def check(self, record: SequencedRecord) -> None:
-        """Raise if this is not the next record that was appended."""
+        """Raise unless this is the record that was appended next."""
         expected = self.count
         hashes = [value for name, value in record.headers if name == _HEADER]
         if record.seq_num != expected or hashes != [self.extend(record.body)]:
@@ -98,7 +99,7 @@ class Chain:
 
 
 class LoadWriter:
-    """Appends records at a rate, until the time or the bytes are used up."""
+    """Appends records at a rate until the time or the bytes are used up."""
 
     def __init__(self, stream: S2Stream, load: Load) -> None:
         from s2_sdk import AppendInput, Record
@@ -108,7 +109,7 @@ class LoadWriter:
         self._chain = Chain()
         self._filling = os.urandom(load.record_bytes - _OVERHEAD - 8)
         self.measured = LoadMeasurement()
-        #: Records that were acknowledged; known at the end.
+        #: Number of acknowledged records, known at the end.
         self.total: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -132,10 +133,12 @@ class LoadWriter:
         self.total.set_result(self.measured.records)
 
     async def _due(self) -> int:
-        """Wait until records are due, and return how many; 0 at the end."""
+        """Wait until records are due. Returns their number; 0 at the end."""
         load, sent = self._load, self._sent
         largest = max(1, min(_BATCH_RECORDS, _BATCH_BYTES // load.record_bytes))
         left = (load.bytes_max - sent) // load.record_bytes
+        if not sent:
+            return 1  # at once: the reads need a record, however short the time or low the rate
         while left > 0 and (elapsed := time.perf_counter() - self.measured.began) < load.seconds:
             if not load.rate:
                 await asyncio.sleep(0)
@@ -171,7 +174,7 @@ class LoadWriter:
 
 
 class LoadReader:
-    """Reads and checks what is appended, as it arrives."""
+    """Reads and checks records as they arrive."""
 
     def __init__(self, stream: S2Stream, writer: LoadWriter) -> None:
         self._stream, self._writer = stream, writer
@@ -216,7 +219,7 @@ class LoadReader:
 
 
 async def catch_up(stream: S2Stream, records: int) -> LoadMeasurement:
-    """Read and check all records from the first, as quickly as the server sends them."""
+    """Read and check all records from the first, as fast as the server sends them."""
     from s2_sdk import ReadLimit, SeqNum
 
     session = stream.read_session(start=SeqNum(0), limit=ReadLimit(count=records))
@@ -241,7 +244,7 @@ async def catch_up(stream: S2Stream, records: int) -> LoadMeasurement:
 
 
 async def _close(session: ReadSession, *readers: asyncio.Task[None]) -> None:
-    """End a session and its readers: one cancellation may be lost in the SDK, so it is repeated."""
+    """End a session and its readers. Repeats cancellations, because the SDK may lose one."""
     for task in (*readers, asyncio.create_task(session.close())):
         await cancel_until_done(task)
 
