@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import timedelta
 
-from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream, StreamConfig
+from s2_sdk import S2, AppendInput, Endpoints, Record, S2Stream, StreamConfig, Timeout
 
 from streamfold.follow import (
     Follower,
@@ -23,6 +24,8 @@ from streamfold.server.main import running_server
 BASIN, STREAM = "example-basin", "votes"
 #: By default, records expire after 7 days, and the state would be lost with them.
 FOR_GOOD = StreamConfig(retention_policy="infinite")
+#: S2's client repeats an append that takes longer, and it would count twice.
+PATIENCE = Timeout(request=timedelta(minutes=1))
 PEOPLE, VOTES = 5, 40
 
 
@@ -83,7 +86,7 @@ async def main() -> None:
     quiet = Configuration(host="127.0.0.1", port=0, access_log=False)
     async with running_server(quiet) as server:
         url = f"http://127.0.0.1:{server.port}"
-        async with S2("ignored", endpoints=Endpoints(url, url)) as s2:
+        async with S2("ignored", endpoints=Endpoints(url, url), timeout=PATIENCE) as s2:
             await s2.create_basin(BASIN)
             await s2.basin(BASIN).create_stream(STREAM, config=FOR_GOOD)
             await run(s2.basin(BASIN).stream(STREAM))

@@ -62,9 +62,11 @@ function show() {
 open.subscribeChanges(show);
 show();
 
-document.getElementById("form").addEventListener("submit", (event) => {
+const form = document.getElementById("form");
+form.addEventListener("submit", (event) => {
   event.preventDefault();
   const title = event.target.title.value;
   db.actions.add({ id: crypto.randomUUID(), title, done: false, added: Date.now() });
   event.target.reset();
 });
+form.querySelector("button").disabled = false; // before, a browser would submit the form itself

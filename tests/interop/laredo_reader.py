@@ -30,11 +30,11 @@ class LaredoReader:
     ) -> dict[str, Any]:
         """Rebuild a table at a position; fails with what the program reports."""
         command = [str(self.program), "read", str(archive), form, ",".join(key_fields), position]
-        done = subprocess.run(command, capture_output=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, timeout=120)
         assert done.returncode == 0, done.stderr.decode()
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
     def write(self, archive: Path) -> None:
         """Write the archive of a table with two epochs and the key `id`."""
-        subprocess.run([str(self.program), "write", str(archive)], check=True, timeout=60)
+        subprocess.run([str(self.program), "write", str(archive)], check=True, timeout=120)

@@ -1,12 +1,16 @@
-"""Runs `streamfold serve` in a process of its own, as a user does."""
+"""Runs `streamfold serve`, and programs on uvicorn, in processes of their own, as a user does."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -17,7 +21,7 @@ def serving(*options: str) -> Iterator[dict[str, str]]:
     try:
         yield _exports(server)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=120) == 0
     finally:
         server.kill()
         server.wait()
@@ -35,3 +39,25 @@ def _exports(server: subprocess.Popen[str]) -> dict[str, str]:
         if len(exports) == 3:
             return exports
     raise AssertionError(f"the server ended with {server.wait()} before it served")
+
+
+class UvicornProcess:
+    """A program on uvicorn that listens. It logs to a file: a pipe that nobody reads would stop it."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
+        self._process = subprocess.Popen(command, stderr=self._log, **options)
+        deadline = time.monotonic() + 120
+        while b"Uvicorn running" not in (log := self._logged()):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"it does not serve: {log.decode()}")
+            time.sleep(0.02)
+
+    def _logged(self) -> bytes:
+        return os.pread(self._log.fileno(), 1 << 20, 0)  # the program's own place stays
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()

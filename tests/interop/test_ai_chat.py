@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.docs.test_reading import ROOT
 from tests.interop.conftest import follow_guide, install_packages
+from tests.interop.serving import UvicornProcess
 from tests.ports import free_port
-from tests.server.console.conftest import ConsoleServer
+from tests.server.console.conftest import TIMEOUT, ConsoleServer
 
 EXAMPLE = ROOT / "examples" / "ai_chat"
 ROOT_TOKEN = "root-" + "t" * 40
+#: A number that takes the model seven seconds, far longer than to kill a server meanwhile.
+LONG = 150
 
 
 class ChatServer:
@@ -41,28 +45,21 @@ class ChatServer:
 
     def start(self, token: str = "") -> None:
         command = [sys.executable, "app.py", "--streamfold", self._streamfold]
-        self._process = subprocess.Popen(
+        self._process = UvicornProcess(
             [*command, "--port", str(self.port)],
             cwd=EXAMPLE,
             env={**os.environ, "S2_ACCESS_TOKEN": token},
-            stderr=subprocess.PIPE,
-            text=True,
         )
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if "Uvicorn running" in line:
-                break
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
 def example() -> None:
     install_packages(EXAMPLE / "page")
     build = ["npm", "run", "--silent", "build"]
-    subprocess.run(build, cwd=EXAMPLE / "page", check=True, timeout=60, capture_output=True)
+    subprocess.run(build, cwd=EXAMPLE / "page", check=True, timeout=300, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +77,7 @@ def chat(example: None, streamfold: ConsoleServer) -> Iterator[ChatServer]:
 @pytest.fixture
 def window(browser: Browser) -> Iterator[Page]:
     shown = browser.new_page()
+    shown.set_default_timeout(TIMEOUT)
     yield shown
     shown.close()
 
@@ -109,6 +107,24 @@ def stored_answer(streamfold: ConsoleServer, chat: str) -> str:
     return "".join(chunk["delta"] for chunk in chunks if chunk["type"] == "text-delta").strip()
 
 
+def await_answers(streamfold: ConsoleServer, chat: str, count: int) -> None:
+    """Return once the chat has so many answers: a page shows one before it is stored there.
+
+    Until then, the next question is refused.
+    """
+    deadline = time.monotonic() + 120
+    while True:
+        messages = [entry["message"] for entry in entries(streamfold, chat) if _is_message(entry)]
+        if sum(message["role"] == "assistant" for message in messages) == count:
+            return
+        assert time.monotonic() < deadline, messages
+        time.sleep(0.02)
+
+
+def _is_message(entry: Any) -> bool:
+    return isinstance(entry, dict) and "id" in entry.get("message", ())
+
+
 def test_an_answer_goes_on_behind_a_reload_and_in_a_second_window(
     chat: ChatServer, browser: Browser, window: Page
 ) -> None:
@@ -127,16 +143,16 @@ def test_a_page_gets_the_whole_answer_though_both_servers_are_restarted(
     chat: ChatServer, streamfold: ConsoleServer, window: Page
 ) -> None:
     window.goto(chat.page("restart"))
-    answer = ask(window, "count to 40")
+    answer = ask(window, f"count to {LONG}")
     expect(answer).to_contain_text("5")
     chat.kill()
     chat.start()
     expect(answer).to_contain_text("20")
     streamfold.stop()
     streamfold.start()
-    expect(answer).to_have_text(count(40))
+    expect(answer).to_have_text(count(LONG))
     expect(window.get_by_role("status")).to_have_text("ready")
-    assert stored_answer(streamfold, "restart") == count(40)
+    assert stored_answer(streamfold, "restart") == count(LONG)
     workers = [entry for entry in entries(streamfold, "restart") if "worker" in entry]
     assert len(workers) == 2
 
@@ -154,13 +170,14 @@ def test_a_stop_ends_the_answer_in_all_windows_and_for_good(
         expect(page.get_by_role("status")).to_have_text("ready")
         expect(page.locator("li.assistant")).to_have_text(stored_answer(streamfold, "stop"))
     other.close()
+    await_answers(streamfold, "stop", 1)
     expect(ask(window, "count to 2")).to_have_text(count(2))
 
 
 def test_a_worker_that_was_taken_over_writes_nothing_more(
     chat: ChatServer, streamfold: ConsoleServer
 ) -> None:
-    message = {"id": "q1", "role": "user", "parts": [{"type": "text", "text": "count to 20"}]}
+    message = {"id": "q1", "role": "user", "parts": [{"type": "text", "text": f"count to {LONG}"}]}
     with ChatServer(streamfold) as second, httpx.Client(timeout=60) as http:
         question = {"id": "taken", "messages": [message], "trigger": "submit-message"}
         first = f"http://127.0.0.1:{chat.port}/api/chat"
@@ -168,7 +185,7 @@ def test_a_worker_that_was_taken_over_writes_nothing_more(
         # Whoever reads an open answer works on it.
         stream = f"http://127.0.0.1:{second.port}{answer.headers['location']}?offset=-1"
         assert '"finish"' in http.get(stream).text
-    assert stored_answer(streamfold, "taken") == count(20)
+    assert stored_answer(streamfold, "taken") == count(LONG)
     claims = [chunk for chunk in entries(streamfold, "taken/answers/q1") if "data" in chunk]
     assert len(claims) == 2
 
@@ -179,6 +196,7 @@ def test_entries_of_others_and_a_model_that_fails_do_not_end_the_chat(
     window.goto(chat.page("others"))
     ask(window, "hello")
     expect(window.get_by_role("alert")).to_contain_text("Ask me to count to a number.")
+    await_answers(streamfold, "others", 1)
     for other in ({"from": "elsewhere"}, None, {"message": {"role": "system"}}, [1]):
         streamfold.http.post("/v1/stream/chats/others", json=[other]).raise_for_status()
     window.reload()
@@ -203,6 +221,7 @@ def test_a_chat_whose_token_has_gone_says_so_and_goes_on_with_a_new_one(
         with ChatServer(streamfold, issue("first")) as chat:
             window.goto(chat.page("token"))
             expect(ask(window, "count to 2")).to_have_text(count(2))
+            await_answers(streamfold, "token", 1)
             streamfold.http.delete("/v1/access-tokens/first").raise_for_status()
             ask(window, "count to 3")
             alert = window.get_by_role("alert")
@@ -228,7 +247,7 @@ def test_the_store_for_assistant_ui_works_over_a_restart(streamfold: ConsoleServ
     assert shown[1] == "restart\n"
     streamfold.stop()
     streamfold.start()
-    rest, _ = node.communicate("restarted\n", timeout=120)
+    rest, _ = node.communicate("restarted\n", timeout=300)
     assert node.returncode == 0, rest
     assert [*shown, *rest.splitlines()].count("restart\n") == 1
     assert ("".join(shown) + rest).count("ok ") == 5

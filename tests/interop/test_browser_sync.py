@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,9 +17,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.docs.test_reading import ROOT
 from tests.interop.conftest import follow_guide, install_packages
+from tests.interop.serving import UvicornProcess
 from tests.interop.test_durable_streams_typescript import run_node
 from tests.ports import free_port
-from tests.server.console.conftest import ConsoleServer
+from tests.server.console.conftest import TIMEOUT, ConsoleServer
 
 EXAMPLE = ROOT / "examples" / "browser_sync"
 
@@ -44,20 +46,12 @@ class YjsGateway:
     def start(self) -> None:
         command = [sys.executable, "-m", "streamfold_yjs", "--port", str(self.port)]
         paths = os.pathsep.join([str(ROOT / "integrations/yjs/src"), *sys.path])
-        self._process = subprocess.Popen(
-            [*command, *self._options],
-            env={**os.environ, "PYTHONPATH": paths},
-            stderr=subprocess.PIPE,
-            text=True,
+        self._process = UvicornProcess(
+            [*command, *self._options], env={**os.environ, "PYTHONPATH": paths}
         )
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            if "Uvicorn running" in line:
-                break
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +59,7 @@ def pages_url() -> Iterator[str]:
     """The built pages of the example, served to this machine."""
     install_packages(EXAMPLE)
     build = ["npm", "run", "--silent", "build"]
-    subprocess.run(build, cwd=EXAMPLE, check=True, timeout=60, capture_output=True)
+    subprocess.run(build, cwd=EXAMPLE, check=True, timeout=300, capture_output=True)
     handler = partial(SimpleHTTPRequestHandler, directory=str(EXAMPLE / "dist"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as files:
         thread = threading.Thread(target=files.serve_forever)
@@ -86,6 +80,8 @@ def streamfold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServ
 @pytest.fixture
 def windows(browser: Browser) -> Iterator[list[Page]]:
     pages = [browser.new_page() for _ in range(3)]
+    for page in pages:
+        page.set_default_timeout(TIMEOUT)
     yield pages
     for page in pages:
         page.close()
@@ -101,13 +97,23 @@ def expect_items(windows: Sequence[Page], *items: str) -> None:
         expect(window.locator("li")).to_have_text(list(items))
 
 
+def await_snapshot(streamfold: ConsoleServer, updates: str, size: int) -> None:
+    """Return once the newest snapshot of a document has so many bytes: it is made in the background."""
+    deadline = time.monotonic() + 120
+    while True:
+        snapshots = streamfold.http.get(f"{updates}/snapshots").json()["snapshots"]
+        if snapshots and snapshots[0]["size_bytes"] >= size:
+            return
+        assert time.monotonic() < deadline, snapshots
+        time.sleep(0.02)
+
+
 @pytest.mark.usefixtures("durable_packages")
 def test_the_yjs_provider_converges_on_documents_of_any_size(streamfold: ConsoleServer) -> None:
+    updates = "/v1/stream/yjs/interop/docs/large/.updates"
     with YjsGateway(streamfold, 1 << 20) as gateway:
         assert run_node("yjs.mjs", gateway.url).count("ok ") == 3
-    updates = "/v1/stream/yjs/interop/docs/large/.updates"
-    [snapshot, *_] = streamfold.http.get(f"{updates}/snapshots").json()["snapshots"]
-    assert snapshot["size_bytes"] > 3_000_000
+        await_snapshot(streamfold, updates, 3_000_000)
     assert streamfold.http.get(updates).status_code == 410, "the snapshot has replaced the updates"
 
 
@@ -137,7 +143,8 @@ def test_windows_converge_on_a_text_though_both_servers_were_away(
         # A browser hides redirects from the provider, so that a new window reads from the beginning.
         late.goto(address)
         expect_text([late], f"zero {long} three")
-    updates = "/v1/stream/yjs/texts/docs/shared/.updates"
+        updates = "/v1/stream/yjs/texts/docs/shared/.updates"
+        await_snapshot(streamfold, updates, 1)
     assert streamfold.http.get(updates).status_code == 410
 
 
@@ -147,7 +154,7 @@ def test_windows_converge_on_a_list_of_tanstack_db_though_the_server_was_killed(
     first, second, late = windows
     for window in (first, second):
         window.goto(f"{pages_url}/list.html?streamfold={streamfold.url}#shared")
-        expect(window.get_by_text("Add")).to_be_visible()
+        expect(window.get_by_text("Add")).to_be_enabled()
     first.get_by_placeholder("item").fill("apples")
     first.get_by_text("Add").click()
     expect_items([first, second], "apples")

@@ -49,7 +49,7 @@ def query(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Query]:
         yield ask
     finally:
         source.close()
-        process.wait(60)
+        process.wait(120)
         sink.close()
 
 

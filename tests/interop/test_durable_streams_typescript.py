@@ -21,7 +21,7 @@ def run_node(script: str, url: str) -> str:
         env=os.environ | {"STREAMFOLD_URL": url},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

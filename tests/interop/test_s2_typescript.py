@@ -30,7 +30,7 @@ def test_the_typescript_sdk_works(storage: str, tmp_path: Path) -> None:
             env=os.environ | exports,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -72,7 +72,7 @@ async def test_records_of_somebody_else_are_not_compacted_away(
     async with (
         running_server(configuration()) as server,
         gateway(server.url, compact_after=100) as yjs,
-        httpx.AsyncClient(base_url=server.url) as streamfold,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as streamfold,
     ):
         await yjs.put(DOCUMENT)
         binary = {"content-type": "application/octet-stream"}
@@ -128,7 +128,7 @@ async def test_the_own_token_needs_the_rights_of_the_guide() -> None:
     scope = {"basins": {"prefix": ""}, "streams": {"prefix": "yjs/"}, "ops": ops}
     async with (
         running_server(configuration(root_token=Secret(ROOT))) as server,
-        httpx.AsyncClient(base_url=server.url, headers=BEARER) as streamfold,
+        httpx.AsyncClient(base_url=server.url, headers=BEARER, timeout=60) as streamfold,
     ):
         issued = await streamfold.post("/v1/access-tokens", json={"id": "yjs", "scope": scope})
         token = issued.raise_for_status().json()["access_token"]

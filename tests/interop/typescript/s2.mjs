@@ -14,7 +14,9 @@ import {
   SeqNumMismatchError,
 } from "@s2-dev/streamstore";
 
-const s2 = new S2({ ...S2Environment.parse(), accessToken: process.env.S2_ACCESS_TOKEN });
+// By default, an append that takes five seconds is repeated, and is in the stream twice.
+const timeouts = { requestTimeoutMillis: 120_000, connectionTimeoutMillis: 120_000 };
+const s2 = new S2({ ...S2Environment.parse(), accessToken: process.env.S2_ACCESS_TOKEN, ...timeouts });
 const BASIN = "typescript-basin";
 const text = (body) => AppendRecord.string({ body });
 
