@@ -24,7 +24,7 @@ CALLS = ("fsync", "fdatasync", "syncfs", "sync_file_range", "msync", "sync")
 #: Acks that the lone writer waits for.
 ALONE = 200
 #: Seconds in which strace has to attach, and to detach.
-_TIMEOUT = 10.0
+_TIMEOUT = 60.0
 
 
 @dataclass(slots=True)

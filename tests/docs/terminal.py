@@ -60,11 +60,12 @@ class Terminal:
         start = self._send(line)
         return self._await_prompt(start, after="\n")  # the line itself is shown first
 
-    def start(self, line: str, until: str) -> str:
-        """Type a line whose command runs on, and wait for a text."""
+    def start(self, line: str, *until: str) -> str:
+        """Type a line whose command runs on, and wait for one of these texts."""
         start = self._send(line)
         # The line itself is shown first: the text must come after it.
-        return self._wait(start + len(line), lambda news: until in news, until)
+        found = " or ".join(until)
+        return self._wait(start + len(line), lambda news: any(map(news.__contains__, until)), found)
 
     def interrupt(self) -> None:
         """Press Ctrl-C, and wait for the prompt."""

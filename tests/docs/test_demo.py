@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +19,9 @@ def test_the_demo_says_what_to_look_at_and_ends_cleanly_at_ctrl_c() -> None:
     with closing(Terminal(ROOT, os.environ)) as terminal:
         begin = len(terminal.shown)
         shown = terminal.start(
-            f"{sys.executable} examples/live_table.py", "public.orders  following"
+            f"{sys.executable} examples/live_table.py",
+            # A status that is shown once a second may be seen late.
+            *(f"public.orders  {state}" for state in ("following", "publishing")),
         )
         (folder,) = {word for word in shown.split() if word.endswith("/archive")}
         assert "/console#/tables/public.orders" in shown
@@ -29,4 +32,12 @@ def test_the_demo_says_what_to_look_at_and_ends_cleanly_at_ctrl_c() -> None:
     assert any(text in shown for text in endings), shown
     assert "[failed:" not in shown, shown
     assert not Path(folder).parent.exists()
-    assert not [p for p in psutil.process_iter(["cmdline"]) if folder in (p.info["cmdline"] or ())]
+    deadline = time.monotonic() + 60
+    while left := [p for p in psutil.process_iter(["cmdline"]) if folder in _words(p)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    words: list[str] = process.info["cmdline"] or []
+    return words

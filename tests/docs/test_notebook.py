@@ -5,6 +5,7 @@ from __future__ import annotations
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 from streamfold import Record
 from streamfold.follow import MemoryStream, follow
@@ -16,7 +17,14 @@ from tests.docs.test_reading import ROOT
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_the_example_notebook_runs_and_shows_tables() -> None:
     notebook = nbformat.read(ROOT / "examples/tour.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(
+        notebook,
+        timeout=300,
+        startup_timeout=300,
+        resources={"metadata": {"path": str(ROOT)}},
+        # Ports that the kernel chooses could be taken before it listens.
+        config=Config(KernelManager={"transport": "ipc"}),
+    ).execute()
     shown = [
         output.data["text/html"]
         for cell in notebook.cells

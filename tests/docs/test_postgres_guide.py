@@ -14,6 +14,7 @@ from tests.ingest.postgres import binaries, temporary_postgres
 GUIDE = ROOT / "docs/guides/postgres.md"
 
 
+@pytest.mark.timeout(1800)  # dozens of commands, some of which start Spark
 def test_the_guide_to_postgres_can_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def beginning_of(page: str) -> list[Block]:
     return blocks[: until + 1]
 
 
+@pytest.mark.timeout(1800)  # dozens of commands, some of which start Spark
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_followed_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     folder = tmp_path / "reader"

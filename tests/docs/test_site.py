@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+#: Seconds: the build takes minutes on a busy machine.
+pytestmark = pytest.mark.timeout(1800)
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -32,12 +33,14 @@ def build(target: str, folder: Path, sources: Path = ROOT) -> Path:
     command = {"wheel": ("build", "--release", "--locked", "--offline"), "sdist": ("sdist",)}[
         target
     ]
-    # What the crate depends on is compiled once.
+    # What the crate depends on is compiled once. Two builds at a time would take each other's library.
     compiled = str(ROOT / "native/target")
-    run(
-        sys.executable, "-m", "maturin", *command, "--out", str(folder),
-        cwd=sources, CARGO_TARGET_DIR=compiled,
-    )  # fmt: skip
+    with (ROOT / "native/Cargo.toml").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run(
+            sys.executable, "-m", "maturin", *command, "--out", str(folder),
+            cwd=sources, CARGO_TARGET_DIR=compiled,
+        )  # fmt: skip
     (built,) = folder.iterdir()
     return built
 

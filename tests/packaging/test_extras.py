@@ -25,6 +25,9 @@ from packaging.requirements import Requirement
 from tests.archive.reading import write_history
 from tests.packaging.conftest import run
 
+#: Seconds: another process of the test run may be compiling, and this one then waits for it.
+pytestmark = pytest.mark.timeout(1800)
+
 #: What a command or an import needs.
 COMMANDS = {
     "--version": None,

@@ -15,7 +15,7 @@ import streamfold.testing
 def modules_after(script: str) -> set[str]:
     """Run a script in a fresh interpreter; return the modules that it loaded."""
     command = [sys.executable, "-c", f"{script}\nimport sys; print(*sys.modules)"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return set(done.stdout.split())
 
 

@@ -16,6 +16,9 @@ import yaml
 from streamfold import __version__
 from tests.packaging.conftest import ROOT, build, run
 
+#: Seconds: the crate is compiled once more, perhaps after another process has done so.
+pytestmark = pytest.mark.timeout(1800)
+
 CHECK = ROOT / ".ci/check_release.py"
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
 

@@ -75,7 +75,7 @@ async def test_e10_a_client_that_left_before_its_ack_finds_out_by_match_seq_num(
             % (STREAM.encode(), BASIN.encode(), len(body), body)
         )
         await writer.drain()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not (await stream.check_tail()).seq_num:  # noqa: ASYNC110 - it left: there is no event for it
                 await asyncio.sleep(0.01)
         writer.close()
@@ -119,12 +119,11 @@ async def _healed(stream: Stream) -> None:
         while True:
             try:
                 tail = (await stream.check_tail()).seq_num
+                if b"after" in await bodies(stream):
+                    return  # by an attempt whose answer was lost
                 await stream.append(batch("after", match=tail))
                 return
-            except SeqNumMismatchError:
-                if b"after" in await bodies(stream):
-                    return  # by the attempt before this one, whose answer was lost
-            except S2Error:
+            except S2Error:  # or an attempt before this one has just worked
                 await asyncio.sleep(0.2)
 
 
@@ -173,6 +172,9 @@ async def test_e13_acks_and_flushes_are_measured_and_a_server_that_works_is_heal
         for number in range(5):
             await stream.append(batch(f"{number} {'x' * 1000}"))
         after = await metrics(url)
+        async with asyncio.timeout(60):
+            while await queued(url):
+                pass  # by the background
         async with httpx.AsyncClient(timeout=60) as web:
             assert (await web.get(f"{url}/health")).status_code == 200
     assert after["s2_append_ack_latency_seconds_count"] == 5
@@ -182,8 +184,12 @@ async def test_e13_acks_and_flushes_are_measured_and_a_server_that_works_is_heal
     assert after["streamfold_flush_duration_seconds_sum"] > 0
     flushed = after["streamfold_flush_bytes_sum"] - before["streamfold_flush_bytes_sum"]
     assert flushed > 5_000
-    assert after["streamfold_flush_queue_bytes"] == 0
-    assert after["streamfold_flush_queue_waiting"] == 0
+
+
+async def queued(url: str) -> float:
+    """The bytes that wait for a commit, and the appends."""
+    values = await metrics(url)
+    return values["streamfold_flush_queue_bytes"] + values["streamfold_flush_queue_waiting"]
 
 
 async def metrics(url: str) -> dict[str, float]:
