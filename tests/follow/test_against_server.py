@@ -69,7 +69,7 @@ async def until_trimmed(client: S2Client, first: int) -> None:
 
 
 async def until_empty(client: S2Client) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await client.peek(0, 1):  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.05)
 
@@ -93,10 +93,14 @@ async def test_snapshots_in_the_stream_and_readers_before_and_after_the_trim(
         async with ledger.taker(in_stream(), sizes=sizes) as taker:
             taken = await taker.take()
         assert taken.placement is (Placement.RECORD if sizes is None else Placement.FRAMED)
+        await early.catch_up()  # where the trim comes first, it jumps to the snapshot here
         await until_trimmed(client, taken.cursor)
         await ledger.add(10)
         assert await ledger.restored() == ledger.expected
-        seen = [(await anext(early)).body.decode() for _ in range(10)]
+        seen: list[str] = []
+        while len(seen) < 10:
+            change = await anext(early)
+            seen += [] if change.restored else [change.body.decode()]
         assert seen == ledger.expected[-10:]
         assert early.value["seen"] == ledger.expected
 
@@ -135,7 +139,7 @@ async def test_records_that_expire_before_they_are_read_are_not_waited_for(
     brief_stream: S2Stream, following: bool
 ) -> None:
     ledger = Ledger(ExpiringClient(brief_stream))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         if not following:
             await ledger.add(5)
             with pytest.raises(HistoryTrimmedError):

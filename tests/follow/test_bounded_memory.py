@@ -7,25 +7,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.interop.serving import serving
 
+ROOT = Path(__file__).parents[2]
 #: Bytes of state.
 SIZE = 200_000_000
 
 TAKE = """
-import asyncio, sys
-from s2_sdk import S2, Endpoints, AppendInput, Record
+import asyncio, os
+from s2_sdk import AppendInput, Record
 from streamfold.follow import BytesCodec, SnapshotTaker, in_stream
+from tests.sdk import sdk_client
 {codec}
 
 def grow(state, record):
     return make(int(record.body))
 
 async def main():
-    async with S2("ignored", endpoints=Endpoints.from_env()) as s2:
+    async with sdk_client(os.environ["S2_ACCOUNT_ENDPOINT"]) as s2:
         await s2.ensure_basin("large-basin")
         await s2.basin("large-basin").ensure_stream("{name}")
         stream = s2.basin("large-basin").stream("{name}")
@@ -39,13 +42,13 @@ asyncio.run(main())
 """
 
 RESTORE = """
-import asyncio, json, resource
-from s2_sdk import S2, Endpoints
+import asyncio, json, os, resource
 from streamfold.follow import BytesCodec, follow, in_stream
+from tests.sdk import sdk_client
 {codec}
 
 async def main():
-    async with S2("ignored", endpoints=Endpoints.from_env()) as s2:
+    async with sdk_client(os.environ["S2_ACCOUNT_ENDPOINT"]) as s2:
         stream = s2.basin("large-basin").stream("{name}")
         await stream.check_tail()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -97,7 +100,12 @@ def test_200_megabytes_restore_within_twice_that(
         text = script.replace("{codec}", codec).replace("{name}", name)
         text = text.replace("{size}", str(SIZE))
         done = subprocess.run(
-            [sys.executable, "-c", text], env=variables, capture_output=True, text=True, timeout=240
+            [sys.executable, "-c", text],
+            cwd=ROOT,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=280,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

@@ -167,9 +167,11 @@ async def test_a_follower_whose_restore_after_a_trim_was_cancelled_restores_agai
 
         async def check_tail(self) -> Any:
             if self.slow:
+                reached.set()
                 await asyncio.Event().wait()
             return await super().check_tail()
 
+    reached = asyncio.Event()
     await ledger.add(5)
     stream = Slow(ledger.stream)
     async with ledger.follow(external(blobs), stream) as state:
@@ -177,8 +179,12 @@ async def test_a_follower_whose_restore_after_a_trim_was_cancelled_restores_agai
         async with ledger.taker(external(blobs), keeping=RetentionRules(trim=True)) as taker:
             await taker.take()
         stream.slow = True
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(state), 0.05)
+        waiting = asyncio.ensure_future(anext(state))
+        async with asyncio.timeout(60):
+            await reached.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
         stream.slow = False
         assert (await anext(state)).restored
         assert state.value["seen"] == ledger.expected

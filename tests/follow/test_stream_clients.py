@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from s2_sdk import S2, Endpoints, Retry
+from s2_sdk import S2, Retry
 
 from streamfold.errors import NotFoundError, OutcomeUnknownError, RetryLaterError
 from streamfold.follow import MemoryStream, StreamClient
@@ -21,6 +21,7 @@ from streamfold.testing.faults import ScriptedFaults
 from streamfold.testing.stream_client_kit import StreamClientConformance
 from streamfold.testing.stream_faults import FaultyStream
 from tests.follow.conftest import BASIN, QUICK_TRIMS, STREAM
+from tests.sdk import sdk_client
 
 
 class TestMemoryStream(StreamClientConformance):
@@ -64,9 +65,8 @@ async def test_a_stream_that_does_not_exist_is_not_found(s2: S2) -> None:
 
 
 async def test_an_append_that_was_not_received_certainly_had_no_effect() -> None:
-    nowhere = Endpoints(account="http://127.0.0.1:1", basin="http://127.0.0.1:1")
     once = Retry(max_attempts=1)
-    async with S2("ignored", endpoints=nowhere, retry=once) as s2:
+    async with sdk_client("http://127.0.0.1:1", retry=once) as s2:
         client = S2Client(s2.basin(BASIN).stream(STREAM))
         with pytest.raises(RetryLaterError):
             await client.check_tail()
@@ -85,10 +85,7 @@ async def test_an_append_whose_connection_breaks_has_an_unknown_outcome() -> Non
     listener = await asyncio.start_server(swallow, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     once = Retry(max_attempts=1)
-    async with (
-        listener,
-        S2("ignored", endpoints=Endpoints(endpoint, endpoint), retry=once) as s2,
-    ):
+    async with listener, sdk_client(endpoint, retry=once) as s2:
         client = S2Client(s2.basin(BASIN).stream(STREAM))
         with pytest.raises(OutcomeUnknownError):
             await client.append([Record(b"x")])
@@ -139,7 +136,7 @@ async def test_encoded_appends_without_an_acknowledgement_have_an_unknown_outcom
     listener = await asyncio.start_server(end, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     batch = EncodedBatch(1, 12, delimited(b"\x0a", delimited(b"\x1a", b"body")))
-    async with listener, S2("ignored", endpoints=Endpoints(endpoint, endpoint)) as s2:
+    async with listener, sdk_client(endpoint) as s2:
         client = S2Client(s2.basin(BASIN).stream(STREAM))
         with pytest.raises(OutcomeUnknownError, match=message):
             await client.append_encoded([batch] * count, match_seq_num=0, fencing_token="")
