@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 
@@ -41,9 +41,16 @@ class H1Client:
             return await self.reader.readexactly(size)
 
     async def rest(self) -> bytes:
-        """Everything until the server closes the connection."""
+        """Everything until the server closes the connection.
+
+        That is a reset if some of what was sent has not been read by then.
+        """
+        received = b""
         async with asyncio.timeout(60):
-            return await self.reader.read(-1)
+            with suppress(ConnectionError):
+                while data := await self.reader.read(1 << 16):
+                    received += data
+        return received
 
 
 @asynccontextmanager

@@ -15,6 +15,8 @@ import h2.events
 import h2.settings
 
 Header = tuple[str, str]
+#: Bytes of the head of a frame, and a type of frames.
+_HEAD, _GOAWAY = 9, 7
 
 
 @dataclass
@@ -53,6 +55,8 @@ class H2Client:
         self._h2.initiate_connection()
         if window is not None:
             self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
+        #: The beginning of a frame.
+        self._unread = bytearray()
         self._answers: defaultdict[int, Answer] = defaultdict(Answer)
         self._news = asyncio.Condition()
         self.goaway = False
@@ -63,13 +67,30 @@ class H2Client:
         self._flush()
         try:
             while data := await self._reader.read(1 << 16):
-                for event in self._h2.receive_data(data):
-                    self._note(event)
+                self._unread += data
+                self._take_frames()
                 self._flush()
                 async with self._news:
                     self._news.notify_all()
         finally:
             self.closed.set()
+            async with self._news:
+                self._news.notify_all()
+
+    def _take_frames(self) -> None:
+        """Take whole frames; a GOAWAY passes h2 by, which would refuse everything after it.
+
+        A server that stops may send answers and a PING after it: it only says that no new requests are
+        taken, and overtakes answers on a busy machine.
+        """
+        while len(self._unread) >= (size := _HEAD + int.from_bytes(self._unread[:3], "big")):
+            frame = bytes(self._unread[:size])
+            del self._unread[:size]
+            if frame[3] == _GOAWAY:
+                self.goaway = True
+                continue
+            for event in self._h2.receive_data(frame):
+                self._note(event)
 
     def _note(self, event: h2.events.Event) -> None:
         match event:
@@ -85,15 +106,19 @@ class H2Client:
                 self._answers[event.stream_id or 0].ended = True
             case h2.events.StreamReset():
                 self._answers[event.stream_id or 0].reset = int(event.error_code or 0)
-            case h2.events.ConnectionTerminated():
-                self.goaway = True
             case _:
                 pass
 
     def open(
-        self, method: str, path: str, headers: Sequence[Header] = (), *, end: bool = False
+        self,
+        method: str,
+        path: str,
+        headers: Sequence[Header] = (),
+        *,
+        end: bool = False,
+        flush: bool = True,
     ) -> int:
-        """Send the head of a request."""
+        """Send the head of a request; without `flush`, together with what is sent next."""
         stream_id = self._h2.get_next_available_stream_id()
         pseudo = [
             (":method", method),
@@ -102,6 +127,16 @@ class H2Client:
             (":path", path),
         ]
         self._h2.send_headers(stream_id, [*pseudo, *headers], end_stream=end)
+        if flush:
+            self._flush()
+        return stream_id
+
+    async def ask(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> int:
+        """Send a small request in one write: no pause comes between its head and its body."""
+        while self._h2.outbound_flow_control_window < len(body):
+            await self._wait()
+        stream_id = self.open(method, path, headers, flush=False)
+        self._h2.send_data(stream_id, body, end_stream=True)
         self._flush()
         return stream_id
 
@@ -168,6 +203,8 @@ class H2Client:
         return await self.whole(stream_id)
 
     async def _wait(self) -> None:
+        if self.closed.is_set():
+            raise ConnectionError("the server has closed the connection")
         async with asyncio.timeout(60), self._news:
             await self._news.wait()
 

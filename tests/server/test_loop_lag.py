@@ -44,7 +44,7 @@ TRIES = 3
 #: Milliseconds of processor time of one look of the garbage collector.
 COLLECTION_MAX = 10.0
 #: Milliseconds, which depend on what else the machine does: this only separates minutes from moments.
-WAIT_MAX = 2_000.0
+WAIT_MAX = 10_000.0
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -220,6 +220,7 @@ def least_lag(watched: Watched, attack: Attack | Sequence[Attack], enough: float
     return min(found, key=lambda lag: max(lag.worked, lag.held))
 
 
+@pytest.mark.alone
 def test_no_look_of_the_garbage_collector_takes_long_while_a_request_has_many_objects() -> None:
     """A look keeps the interpreter's lock, and so holds up the event loop from any thread."""
     script = """
@@ -241,6 +242,7 @@ print(longest * 1000)
     assert longest <= COLLECTION_MAX
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "shape",
     [

@@ -86,9 +86,11 @@ async def test_a_durable_stream_is_answered_in_the_same_way(h2: H2Client) -> Non
 
 
 async def test_a_snapshot_that_does_not_fit_is_refused_before_its_body_is_sent(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve = shutil.disk_usage(tmp_path).free - SNAPSHOT_MAX // 2
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)  # other tests use the same disk
+    reserve = usage.free - SNAPSHOT_MAX // 2
     settings = configuration(location=tmp_path.as_uri(), store=StoreSettings(disk_reserve=reserve))
     async with running_server(settings) as server:
         await server.store.create_basin(BASIN)

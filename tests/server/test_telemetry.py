@@ -148,7 +148,7 @@ async def test_appends_of_a_session_are_traces_with_a_link_to_it(receiver: Recei
 
 async def test_a_request_continues_the_trace_of_its_caller(receiver: Receiver) -> None:
     headers = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
-    async with running_server(configuration()) as server, httpx.AsyncClient() as http:
+    async with running_server(configuration()) as server, httpx.AsyncClient(timeout=60) as http:
         await http.get(f"{server.url}/health", headers=headers)
         await http.get(f"{server.url}/no-such-path", headers={"traceparent": "00-nonsense"})
     by_path = {attributes(span)["url.path"]: span for span in receiver.spans("GET")}

@@ -16,6 +16,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.ports import free_port
+
 BASIN, STREAM = "test-basin", "orders"
 #: Installed by `make`, see tests/tools.
 CHROMIUM, NODE = (Path(sys.executable).parent / name for name in ("chromium", "node"))
@@ -40,7 +42,8 @@ class ConsoleServer:
         self._options = options
         self._token = token
         self._process: subprocess.Popen[str] | None = None
-        self.port = 0
+        # One that no connection takes while the server is away.
+        self.port = free_port()
         self.start()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60)
@@ -59,8 +62,8 @@ class ConsoleServer:
         environment = {**os.environ, "STREAMFOLD_ROOT_TOKEN": self._token}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
-        self.port = json.loads(process.stdout.readline())["port"]
         self._process = process
+        assert json.loads(process.stdout.readline())["port"] == self.port
 
     def stop(self) -> None:
         if self._process is not None:

@@ -25,7 +25,7 @@ async def test_the_history_has_readings_from_the_start_and_needs_the_right_to_me
         history = msgspec.json.decode(answer.body)
         names = {series["name"] for series in history["series"]}
         assert {"process_resident_memory_bytes", "streamfold_followers"} <= names
-        (reading,) = history["readings"]
+        reading, *_ = history["readings"]
         assert len(reading) == 1 + len(history["series"])
         memory = [one["name"] for one in history["series"]].index("process_resident_memory_bytes")
         assert reading[1 + memory] > 1 << 20

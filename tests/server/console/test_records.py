@@ -284,6 +284,7 @@ def test_a_press_selects_the_record_below_it_though_the_list_moves_before_the_re
 ) -> None:
     stream = filled(server, "moving", 40)
     page.goto(server.page("basins", BASIN, stream))
+    expect(rows(page).filter(has_text="number 39.")).to_be_in_viewport()
     rows(page).filter(has_text="number 35.").hover()
     page.mouse.down()
     expect(page.get_by_role("complementary", name="Record 35")).to_be_visible()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.s3 import S3Server
-from tests.server.test_standby import Bucket
+from tests.server.test_standby import NEVER, Bucket
 
 
 @pytest.fixture
@@ -16,13 +16,14 @@ def bucket(s3_server: S3Server, request: pytest.FixtureRequest) -> Bucket:
 
 async def test_a_server_that_stands_by_is_shown_until_it_is_active(bucket: Bucket) -> None:
     other = free_port()
-    async with bucket.serve("--name", "a", "--server", f"http://127.0.0.1:{other}") as active:
+    beside = ("--name", "a", "--server", f"http://127.0.0.1:{other}")
+    async with bucket.serve(*beside, expiry=NEVER) as active:
         await active.serves()
         await active.says("/console/servers", 200, '"state":"away"')
-        async with bucket.serve("--name", "b", "--port", str(other)):
+        async with bucket.serve("--name", "b", "--port", str(other), expiry=NEVER):
             await active.says("/console/servers", 200, '"state":"standby"')
         shown = (await active.get("/console/servers")).json()
     assert shown["this"]["name"] == "a"
     assert shown["this"]["state"] == "active"
-    assert shown["this"]["lease_expiry"] == 3.0
+    assert shown["this"]["lease_expiry"] == float(NEVER)
     assert shown["this"]["location"].startswith("s3://")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from s2_sdk import S2, Endpoints
 
 from streamfold.follow import SnapshotTaker, external, in_stream
+from tests.sdk import sdk_client
 from tests.server.console.conftest import BASIN, ConsoleServer
 
 NOT_HERE = (
@@ -23,8 +23,7 @@ def take_snapshot(server: ConsoleServer, stream: str, snapshots: Any, size: int 
     """Have an application take a snapshot of a state of so many bytes."""
 
     async def take() -> None:
-        endpoints = Endpoints(server.url, server.url)
-        async with S2("ignored", endpoints=endpoints) as s2:
+        async with sdk_client(server.url) as s2:
             fold, handle = (lambda state, record: state), s2.basin(BASIN).stream(stream)
             async with SnapshotTaker(
                 handle, fold=fold, initial=lambda: "x" * size, snapshots=snapshots

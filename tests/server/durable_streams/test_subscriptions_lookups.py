@@ -11,7 +11,7 @@ import pytest
 
 from streamfold.model.access_tokens import EVERYTHING, Right
 from streamfold.model.grants import Grant
-from streamfold.server.durable_streams.subscriptions import fairness, runner
+from streamfold.server.durable_streams.subscriptions import fairness, runner, webhooks
 from streamfold.server.durable_streams.subscriptions.webhooks import (
     LOOKUPS_MAX,
     LOOKUPS_PER_OWNER,
@@ -103,6 +103,7 @@ async def test_lookups_of_many_owners_that_hang_leave_half_of_the_threads_to_oth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fairness, "SLOW_AFTER", 0.0)
+    monkeypatch.setattr(webhooks, "LOOKUP_TIMEOUT", 600.0)
     names = NameServer()
     lookups = HostLookups(names)
     owners = [f"bad{number}" for number in range(LOOKUPS_MAX // LOOKUPS_PER_OWNER)]
@@ -141,7 +142,8 @@ async def test_receivers_that_do_not_answer_leave_deliveries_to_other_owners(
     ):
         silent.answer = None
         await store.create_basin(BASIN)
-        async with serving(store, Clock(), authorise, grant_of=grant_of) as bench:
+        patient = WebhookClient(timeout=600)
+        async with serving(store, Clock(), authorise, grant_of=grant_of, webhooks=patient) as bench:
             await create(store, "a")
             urls = {f"bad{number}": silent.url for number in range(8)} | {"good": receiver.url}
             for id_, url in urls.items():

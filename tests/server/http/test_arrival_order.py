@@ -1,4 +1,8 @@
-"""Appends of one connection get their slots in the order in which their bodies have arrived."""
+"""Appends of one connection get their slots in the order in which their bodies have arrived.
+
+Each is sent in one write: a body that comes 20 ms after its head counts as late, and a busy machine
+may pause for that long between two writes.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,7 @@ async def test_a_producer_may_send_on_behind_a_large_append(server: Server, h2: 
     for seq, body in enumerate((LARGE, b"1", LARGE, b"2", b"3") * 4):
         producer = {"producer_id": "p", "producer_epoch": "0", "producer_seq": str(seq)}
         head = sized(body, content_type="application/json", **producer)
-        requests.append(h2.open("POST", stream, head))
-        await h2.send(requests[-1], body, end=True)
+        requests.append(await h2.ask("POST", stream, head, body))
     answers = [await h2.whole(request) for request in requests]
     assert [answer.status for answer in answers] == [200] * 20
     tails = [answer.headers["stream-next-offset"] for answer in answers]
@@ -46,8 +49,7 @@ async def test_an_append_by_s2_stays_behind_a_large_one(server: Server, h2: H2Cl
     requests = []
     for body in bodies:
         head = sized(body, s2_basin=BASIN, content_type="application/json", content_encoding="gzip")
-        requests.append(h2.open("POST", PATH, head))
-        await h2.send(requests[-1], body, end=True)
+        requests.append(await h2.ask("POST", PATH, head, body))
     answers = [json.loads((await h2.whole(request)).body) for request in requests]
     assert [answer["start"]["seq_num"] for answer in answers] == [0, 1, 2, 3, 4]
     assert (await server.store.check_tail(BASIN, STREAM)).seq_num == 5
@@ -56,11 +58,7 @@ async def test_an_append_by_s2_stays_behind_a_large_one(server: Server, h2: H2Cl
 async def test_small_bodies_that_arrive_together_keep_their_order(
     server: Server, h2: H2Client
 ) -> None:
-    """Whatever their sizes: each comes with its request, in the order in which they were sent.
-
-    Each is sent at once with its head: a busy machine may tear larger ones apart for so long that they
-    count as late.
-    """
+    """Whatever their sizes: each comes with its request, in the order in which they were sent."""
     bodies = [
         json.dumps({"records": [{"body": str(number) + "x" * size}]}).encode()
         for number, size in enumerate((0, 12_000, 0, 4_000, 1, 9_000, 2) * 10)
@@ -68,7 +66,6 @@ async def test_small_bodies_that_arrive_together_keep_their_order(
     requests = []
     for body in bodies:
         head = sized(body, s2_basin=BASIN, content_type="application/json")
-        requests.append(h2.open("POST", PATH, head))
-        await h2.send(requests[-1], body, end=True)
+        requests.append(await h2.ask("POST", PATH, head, body))
     answers = [json.loads((await h2.whole(request)).body) for request in requests]
     assert [answer["start"]["seq_num"] for answer in answers] == list(range(70))

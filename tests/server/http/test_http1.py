@@ -43,7 +43,8 @@ async def test_a_read_session_follows_over_http1(server: Server) -> None:
         assert (await client.head())[0] == 200
         assert await frame_of(client) == b"\x12\x00"
         await server.store.append(BASIN, STREAM, [Record(b"live")])
-        assert b"live" in await frame_of(client)
+        while b"live" not in await frame_of(client):
+            pass  # another heartbeat: the machine is busy
 
 
 async def test_a_connection_serves_one_request_after_the_other(server: Server) -> None:

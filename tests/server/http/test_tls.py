@@ -96,7 +96,7 @@ async def test_connections_are_accepted_again_after_handshakes_took_all_descript
 
 def _client(server: Attacked) -> httpx.AsyncClient:
     url = f"https://127.0.0.1:{server.port}"
-    return httpx.AsyncClient(base_url=url, verify=False, timeout=40)
+    return httpx.AsyncClient(base_url=url, verify=False, timeout=120)
 
 
 def _connecting(port: int) -> socket.socket:

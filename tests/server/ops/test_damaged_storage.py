@@ -18,6 +18,7 @@ from s2_sdk import AppendInput
 
 from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope, Secret
 from streamfold.model.records import Record
+from streamfold.server.http import door
 from streamfold.server.main import running_server
 from streamfold.store import keys
 from streamfold.store.damage import StreamDamagedError
@@ -164,7 +165,12 @@ async def test_a_server_starts_and_serves_what_is_whole(
     assert f'streamfold_damage{{of="places"}} {float(len(damage["places"]))}' in metrics
     if place is Place.FILTER:
         assert unreadable == 0
-    logged = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    logged = [
+        record
+        for record in caplog.records
+        # On a busy machine the door may say that it closes connections which are still open.
+        if record.levelno >= logging.WARNING and record.name != door.__name__
+    ]
     messages = [record.getMessage() for record in logged]
     assert len(set(messages)) == len(messages)
     assert all(damaged.name in message for message in messages)

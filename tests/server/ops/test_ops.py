@@ -13,6 +13,7 @@ from streamfold import __version__
 from streamfold.model.access_tokens import AccessToken, ResourceSet, Right, Scope, Secret
 from streamfold.model.records import Record
 from streamfold.server.main import running_server
+from streamfold.store.usage import busy_streams
 from tests.server.conftest import BASIN, configuration
 from tests.server.frames import PATH
 from tests.server.raw_h2 import H2Client, h2_client
@@ -92,7 +93,10 @@ async def test_metrics_say_where_the_store_is_unless_anybody_may_read_them(
     assert (answer.status, shown) == (200, not open_metrics)
 
 
-async def test_the_busiest_streams_are_shown_to_callers_that_may_see_their_metrics() -> None:
+async def test_the_busiest_streams_are_shown_to_callers_that_may_see_their_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(busy_streams, "WINDOW_MS", 600_000)  # none is forgotten in the test
     root = Secret("the-root-token-of-this-test")
     async with running_server(configuration(root_token=root, open_metrics=True)) as server:
         await server.store.create_basin(BASIN)

@@ -95,20 +95,24 @@ async def test_a_trim_hides_what_is_below_when_its_grace_is_over() -> None:
         assert [record.seq_num for record in batch.records] == [3, 4]
 
 
-async def test_a_follower_gets_the_records_that_one_append_writes_and_trims(
-    stream: S2Stream,
-) -> None:
+async def test_a_follower_gets_the_records_that_one_append_writes_and_trims() -> None:
     got: list[int] = []
-    async with stream.read_session(start=TailOffset(0)) as reading:
-        assert (await reading.caught_up()).seq_num == 0
-        batch = [Record(body=b"a"), Record(body=b"b"), CommandRecord.trim(2)]
-        await stream.append(AppendInput(records=batch))
-        async for part in reading:
-            got.extend(record.seq_num for record in part.records)
-            if got[-1] == 2:
-                break
+    settings = configuration(store=StoreSettings(trim_grace=600))
+    async with running_server(settings) as server, sdk(server) as client:
+        await server.store.create_basin(BASIN)
+        await server.store.create_stream(BASIN, STREAM)
+        stream = client.basin(BASIN).stream(STREAM)
+        async with stream.read_session(start=TailOffset(0)) as reading:
+            assert (await reading.caught_up()).seq_num == 0
+            batch = [Record(body=b"a"), Record(body=b"b"), CommandRecord.trim(2)]
+            await stream.append(AppendInput(records=batch))
+            async for part in reading:
+                got.extend(record.seq_num for record in part.records)
+                if got[-1] == 2:
+                    break
+        # As one does that connects again right after.
+        resumed = await stream.read(start=SeqNum(0))
     assert got == [0, 1, 2]
-    resumed = await stream.read(start=SeqNum(0))  # as one does that connects again right after
     assert [record.seq_num for record in resumed.records] == [0, 1, 2]
 
 

@@ -143,7 +143,7 @@ async def test_events_end_with_an_error_event_when_their_token_expires(
         assert ping is not None
         assert ping.name == "ping"
         clock.ahead = timedelta(hours=2)
-        error = await stream.next()
+        error = await stream.news()
         assert error is not None
         assert error.name == "error"
         assert json.loads(error.data)["code"] == "authn"

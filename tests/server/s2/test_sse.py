@@ -40,6 +40,12 @@ class Events:
         fields = dict(line.split(": ", 1) for line in lines)
         return Event(fields.get("event"), fields.get("id"), fields["data"])
 
+    async def news(self) -> Event | None:
+        """The next event but pings: on a busy machine there may be some before it."""
+        while (event := await self.next()) is not None and event.name == "ping":
+            pass
+        return event
+
 
 @asynccontextmanager
 async def events(server: Server, query: str, *more: str) -> AsyncIterator[Events]:
@@ -72,7 +78,7 @@ async def test_events_are_batches_then_a_ping_then_what_comes(server: Server) ->
         assert json.loads(ping.data)["tail"]["seq_num"] == 2
         assert json.loads(ping.data)["timestamp"] > 0
         await server.store.append(BASIN, STREAM, [Record(b"three")])
-        live = await stream.next()
+        live = await stream.news()
         assert live is not None
         assert (live.name, live.id) == ("batch", "2,3,35")
         assert json.loads(live.data)["tail"]["seq_num"] == 3
@@ -110,7 +116,7 @@ async def test_a_stream_deleted_meanwhile_is_an_error_event_without_done(server:
     async with events(server, "tail_offset=0") as stream:
         assert await stream.next() is not None
         await server.store.delete_stream(BASIN, STREAM)
-        error = await stream.next()
+        error = await stream.news()
         assert error is not None
         assert error.name == "error"
         assert json.loads(error.data)["code"] == "stream_deletion_pending"
