@@ -78,10 +78,9 @@ class H2Client:
                 self._news.notify_all()
 
     def _take_frames(self) -> None:
-        """Take whole frames; a GOAWAY passes h2 by, which would refuse everything after it.
+        """Take whole frames. Hides GOAWAY from h2, which refuses everything after it.
 
-        A server that stops may send answers and a PING after it: it only says that no new requests are
-        taken, and overtakes answers on a busy machine.
+        A stopping server may send answers and a PING after it (upstream defect 29).
         """
         while len(self._unread) >= (size := _HEAD + int.from_bytes(self._unread[:3], "big")):
             frame = bytes(self._unread[:size])

@@ -351,10 +351,9 @@ async def test_what_a_client_had_accepted_is_there_after_a_restart(tmp_path: Pat
         assert (await server.store.check_tail(BASIN, STREAM)).seq_num == 100
 
 
-#: A server that stops closes connections that it has not accepted yet, or whose first frame it has not
-#: sent. S2's client waits for that frame until its time to connect is over, although it has seen the
-#: connection end (`ConnectionPool._checkout_new_conn`), and only then tries again. The two minutes that
-#: clients of tests have otherwise look like a session that hangs.
+#: A stopping server closes connections that it has not accepted yet, or before it has sent their first
+#: frame. S2's client waits for that frame until the connect timeout (upstream defect 28), and only then
+#: tries again. With the two minutes of other tests' clients, the session would seem to hang.
 _RECONNECTING = Timeout(request=timedelta(minutes=2), connection=timedelta(seconds=3))
 
 
@@ -391,10 +390,10 @@ async def test_a_session_of_the_official_client_outlives_a_restart(tmp_path: Pat
 
 
 async def _acknowledged(tickets: list[BatchSubmitTicket]) -> list[int]:
-    """The seq_nums of all batches, or of those before one that a condition refused.
+    """Return the seq_nums of all batches, or of those before one that a condition refused.
 
-    Python's h2 drops acks that it reads together with the server's farewell, as it does on a busy
-    machine. The client repeats their batches then, which are not stored twice.
+    On a busy machine, the client loses acks that arrive together with the server's GOAWAY and PING
+    (upstream defect 29). It then repeats their batches, which are not stored twice.
     """
     outcomes = await asyncio.gather(*tickets, return_exceptions=True)
     acks = [outcome for outcome in outcomes if isinstance(outcome, AppendAck)]
