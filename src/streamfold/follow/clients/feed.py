@@ -13,9 +13,9 @@ from streamfold.errors import InvalidError, PositionUnwrittenError, RetryLaterEr
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 from streamfold.follow.errors import SnapshotAheadError
 
-#: Seconds without an expected record after which to check whether it was trimmed.
+#: Seconds without an expected record before checking whether it was trimmed.
 SILENCE: Final = 1.0
-#: Seconds after which a task that has not ended is cancelled again.
+#: Seconds before an unfinished task is cancelled again.
 _ASK_AGAIN: Final = 0.25
 
 
@@ -27,6 +27,22 @@ async def cancel_until_done(task: asyncio.Task[Any]) -> None:
 
 T = TypeVar("T")
 Batch = Sequence[StreamRecord]
+
+
+async def cancellable(call: Awaitable[T]) -> T:
+    """Return the result of `call`. Raises CancelledError if the caller was cancelled meanwhile.
+
+    The S2 SDK uses `asyncio.wait_for` for each request. Under Python 3.11 it drops a cancellation
+    that arrives together with the response, and the caller would wait for records forever. The task
+    still counts the cancellation.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        return await call
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def retrying(backoff: Backoff, call: Callable[[], Awaitable[T]]) -> T:
@@ -50,7 +66,7 @@ async def is_empty_from(client: StreamClient, position: int, backoff: Backoff) -
 
 
 class Feed:
-    """All records from a position on, in order, across disconnects.
+    """Yields all records from a position on, in order, across disconnects.
 
     Seq_nums jump where records were trimmed.
     """
@@ -87,7 +103,7 @@ class Feed:
         self._closed = False
 
     async def close(self) -> None:
-        """End the session. Undelivered records are read again after the next start."""
+        """End the session. Undelivered records are read again when the feed continues."""
         self._closed = True
         if self._pending is not None:
             step, self._pending = self._pending, None

@@ -11,7 +11,7 @@ from streamfold import errors
 from streamfold.errors import StreamfoldError
 from streamfold.extras import needing_extra
 from streamfold.follow.clients.client import Appended, EncodedBatch, StreamRecord
-from streamfold.follow.clients.feed import cancel_until_done
+from streamfold.follow.clients.feed import cancel_until_done, cancellable
 from streamfold.model.names import endpoint_url
 from streamfold.model.positions import SeqNum, StreamPosition, Timestamp
 from streamfold.model.records import Record
@@ -41,7 +41,8 @@ _BY_STATUS: dict[int, type[StreamfoldError]] = {
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 
 
-#: Sent without a token: the SDK requires some text, and a server without `--auth` accepts any.
+#: Sent when there is no token: the SDK requires some text, and a server without `--auth` accepts
+#: any.
 _NO_TOKEN = "none"  # noqa: S105
 
 
@@ -80,15 +81,15 @@ class S2Client:
 
     async def check_tail(self) -> StreamPosition:
         try:
-            tail = await self._stream.check_tail()
+            tail = await cancellable(self._stream.check_tail())
         except s2_sdk.S2Error as error:
             raise self._translate(error) from error
         return StreamPosition(SeqNum(tail.seq_num), Timestamp(tail.timestamp))
 
     async def peek(self, seq_num: int, count: int) -> Sequence[StreamRecord]:
         try:
-            batch = await self._stream.read(
-                start=s2_sdk.SeqNum(seq_num), limit=s2_sdk.ReadLimit(count=count)
+            batch = await cancellable(
+                self._stream.read(start=s2_sdk.SeqNum(seq_num), limit=s2_sdk.ReadLimit(count=count))
             )
         except s2_sdk.ReadUnwrittenError:
             return []
@@ -123,7 +124,7 @@ class S2Client:
             fencing_token=fencing_token,
         )
         try:
-            ack = await self._stream.append(batch)
+            ack = await cancellable(self._stream.append(batch))
         except s2_sdk.SeqNumMismatchError as error:
             raise errors.SeqNumMismatchError(match_seq_num or 0, error.expected_seq_num) from error
         except s2_sdk.FencingTokenMismatchError as error:
@@ -139,7 +140,7 @@ class S2Client:
     ) -> int:
         """Append encoded batches in order without waiting in between, and return the tail.
 
-        Stops at the first that fails; no later batch is appended. Avoids the SDK's own append
+        Stops at the first that fails: no later batch is appended. Avoids the SDK's own append
         session, which can wait forever for a server that has gone away.
         """
         start, inputs = match_seq_num, []
@@ -175,7 +176,7 @@ def _record(record: Record) -> Any:
 
 
 def translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldError:
-    """Return the SDK error as ours. For an append, it says whether it may have taken effect."""
+    """Translate an SDK error. For an append, the result shows whether it may have taken effect."""
     if isinstance(error, AppendIndefiniteFailureError):
         return errors.OutcomeUnknownError(str(error))
     if isinstance(error, s2_sdk.ReadUnwrittenError):
@@ -189,7 +190,7 @@ def translate(error: s2_sdk.S2Error, *, appending: bool = False) -> StreamfoldEr
             "right? `streamfold doctor` looks further"
         )
     if transport is not None or _is_retryable(error):
-        # A refused connection had no effect; a broken one may have had.
+        # A refused connection had no effect. A broken one may have.
         if appending and not has_no_side_effects(transport or error):
             return errors.OutcomeUnknownError(message)
         return errors.RetryLaterError(message)
