@@ -219,7 +219,8 @@ class TableProgress:
     def status(
         self, event_errors: Mapping[str, int], spark: SparkCounts | None = None
     ) -> TableStatus:
-        status, manifest, unread = self._status, self._manifest, self.unread
+        # The manifest first: the loop replaces it after the status of the batch that led to it.
+        manifest, status, unread = self._manifest, self._status, self.unread
         following, tail, last_time = self._following(), self.tail, self._last_time
         source, now = self._source, self._now()
         lag = None if following is None or tail is None else max(0, tail - following)

@@ -185,17 +185,23 @@ def intakes(rows: Sequence[TaskResult]) -> dict[str, Intake | StreamfoldError]:
 
 
 class _Stall:
-    """How long a task has waited for others; computing on a busy machine counts less."""
+    """How long a task has waited for others; computing on a busy machine counts less.
+
+    Counts looks, not seconds: a process that did not run meanwhile has waited for nobody.
+    """
 
     def __init__(self) -> None:
-        self._began = self._worked = time.monotonic()
+        self._looks = self._idle = 0
         self._used = time.process_time()
 
     def is_over(self) -> bool:
-        now, used = time.monotonic(), time.process_time()
+        """Look at the processor time; called after every `_LOOK` seconds without a result."""
+        used = time.process_time()
+        self._looks += 1
+        self._idle += 1
         if used - self._used > _NO_WORK:
-            self._used, self._worked = used, now
-        return now - self._worked >= STALL_SECONDS or now - self._began >= STALL_SECONDS_BUSY
+            self._used, self._idle = used, 0
+        return self._idle * _LOOK >= STALL_SECONDS or self._looks * _LOOK >= STALL_SECONDS_BUSY
 
 
 def _side_by_side(
