@@ -20,6 +20,7 @@ from streamfold.ingest.table_stream import BasinStreams, StreamOpener
 from streamfold.model.records import Record
 from streamfold.records.protobuf import fields
 from tests.ingest.conftest import BASIN
+from tests.ingest.postgres import PATIENCE
 from tests.records.reference import parse_record
 
 
@@ -48,7 +49,7 @@ class EncodedMemoryStream(MemoryStream):
 
 async def wait_for_first(client: StreamClient, condition: Callable[[StreamRecord], bool]) -> None:
     """Wait until the first record of a stream meets the condition."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             (first,) = await client.peek(0, 1)
             if condition(first):
@@ -80,7 +81,7 @@ class Ingesting:
 
     async def until(self, condition: Callable[[IngestProgress], object]) -> IngestProgress:
         """Wait for progress."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while not condition(self.ingest.progress):
                 if self.task.done():
                     self.task.result()

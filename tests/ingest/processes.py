@@ -9,6 +9,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 from tests.ingest.conftest import BASIN
+from tests.ingest.postgres import PATIENCE
 from tests.ports import free_port
 
 
@@ -31,8 +32,15 @@ class Serving:
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
+    await end(process, signal.SIGKILL)
+
+
+async def end(process: asyncio.subprocess.Process, how: signal.Signals = signal.SIGTERM) -> int:
+    """Send a signal, and return the status that the process ends with."""
+    process.send_signal(how)
+    await process.communicate()  # reads to the end: a pipe that stays open is a warning later
+    assert process.returncode is not None
+    return process.returncode
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:
@@ -42,6 +50,6 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 
 async def line_with(process: asyncio.subprocess.Process, text: bytes) -> None:
     assert process.stdout is not None
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while text not in (line := await process.stdout.readline()):
             assert line, "the ingester ended"

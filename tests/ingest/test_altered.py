@@ -12,7 +12,7 @@ from s2_sdk import S2
 from streamfold.ingest.errors import SourceUnusableError
 from streamfold.ingest.postgres.ingester import IngestOptions
 from tests.ingest.ingesting import ingesting, stream
-from tests.ingest.postgres import Rebuilt, database_name, execute, following
+from tests.ingest.postgres import PATIENCE, Rebuilt, database_name, execute, following
 from tests.ingest.test_restarts import HeldStreams
 
 _PLAIN = "CREATE TABLE {} (id int PRIMARY KEY, v int); INSERT INTO {} VALUES (1, 1), (60, 2)"
@@ -158,7 +158,7 @@ async def test_changes_of_a_table_that_had_another_name_for_a_while_are_not_miss
 async def _noted(s2: S2, options: IngestOptions, condition: Callable[[set[str]], bool]) -> None:
     """Wait until the marks in the last note of the only table meet the condition."""
     control = stream(s2, options.control_stream)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while True:
             (last,) = await control.peek((await control.check_tail()).seq_num - 1, 1)
             (noted,) = json.loads(last.body)["tables"].values()

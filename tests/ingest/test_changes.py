@@ -105,7 +105,7 @@ async def test_a_large_value_of_a_key_stays_in_its_rows(database: str, s2: S2) -
     async with ingesting(database, s2, options) as running:
         await running.followed()
         execute(database, "UPDATE t SET n = 1", "UPDATE t SET id = 2, n = 2")
-        await running.until(lambda progress: progress.tables["public.t"].changes == 2)
+        await running.until(lambda progress: progress.tables["public.t"].changes >= 2)
         async with following(stream(s2, "public.t"), ["id", "part"]) as until:
             rebuilt = await until(lambda table: table.bodies[-1:] and table.bodies[-1]["op"] == "u")
             rebuilt = await until(lambda table: table.bodies[-1]["after"]["n"] == 2)
@@ -138,7 +138,7 @@ async def locked_before_its_value_is_read(
         await running.followed()
         changing.cursor().execute("UPDATE t SET id = 2")
         # So that a test whose query waits for the lock without a limit fails, and does not hang.
-        locking.cursor().execute("SET idle_in_transaction_session_timeout = '20s'")
+        locking.cursor().execute("SET idle_in_transaction_session_timeout = '120s'")
         locks = asyncio.ensure_future(
             asyncio.to_thread(locking.cursor().execute, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         )
@@ -173,9 +173,9 @@ async def test_a_query_that_waits_long_for_a_lock_starts_the_session_again(
 
 async def counted(database: str, query: str) -> None:
     """Wait until a query for a count of this database finds one."""
-    async with asyncio.timeout(15):
-        while not (await asyncio.to_thread(execute, database, query))[0][0]:
-            pass
+    async with asyncio.timeout(100):  # less than a lock is held
+        while not (await asyncio.to_thread(execute, database, query))[0][0]:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.05)
 
 
 async def test_replica_identity_full_sends_whole_rows(database: str, s2: S2) -> None:
@@ -284,7 +284,7 @@ async def test_a_table_whose_old_rows_look_different_is_copied_again(
     async with ingesting(database, s2, options) as running:
         await running.followed()
         execute(database, change, "DELETE FROM t WHERE id = 3")
-        await running.until(lambda progress: progress.sessions == 2)
+        await running.until(lambda progress: progress.sessions >= 2)
         await running.followed()
         execute(database, "DELETE FROM t WHERE id = 2")
         async with following(stream(s2, "public.t"), ["id"]) as until:
@@ -333,7 +333,7 @@ async def test_a_large_value_of_a_column_that_was_renamed_is_copied_again(
         await running.followed()
         # In one statement, so that the column has its new name when the value is looked up.
         execute(database, "UPDATE t SET id = 2; ALTER TABLE t RENAME COLUMN a TO b")
-        await running.until(lambda progress: progress.sessions == 2)
+        await running.until(lambda progress: progress.sessions >= 2)
         await running.followed()
         async with following(stream(s2, "public.t"), ["id"]) as until:
             rebuilt = await until(lambda table: any("b" in row for row in table.rows.values()))

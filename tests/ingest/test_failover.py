@@ -18,7 +18,7 @@ from streamfold.ingest import SlotLostError, SourceUnusableError
 from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.ingest.postgres.pgoutput import parse_lsn
 from tests.ingest.ingesting import ingesting, stream
-from tests.ingest.postgres import binaries, execute, following, temporary_postgres
+from tests.ingest.postgres import PATIENCE, binaries, execute, following, temporary_postgres
 from tests.proving import PROVING
 
 CHOSEN = IngestOptions(("t",), heartbeat=0.2)
@@ -62,7 +62,7 @@ class Replica:
     def take_over_slot(self, slot: str) -> None:
         """Wait until the replica has the slot of an ingester that runs, as of now."""
         ready = f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}' AND NOT temporary"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not execute(self.uri, ready):
             assert time.monotonic() < deadline
             execute(self._primary, "SELECT pg_log_standby_snapshot()")
@@ -118,7 +118,7 @@ async def test_a_promoted_replica_is_followed_unless_it_lacks_commits(s2: S2, lo
             await ingested(primary, s2, 3)
             replica.disconnect()
             replica.start()
-        execute(replica.uri, "SELECT pg_promote()", "CREATE TABLE other (a text)",
+        execute(replica.uri, f"SELECT pg_promote(true, {PATIENCE:.0f})", "CREATE TABLE other (a text)",
                 "INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 5000)")  # fmt: skip
         chosen = CHOSEN
         if lost:

@@ -25,7 +25,7 @@ from streamfold.model.records import Record
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
 from tests.ingest.network import proxy_to_postgres, proxy_to_server
-from tests.ingest.postgres import database_name, execute, following
+from tests.ingest.postgres import PATIENCE, database_name, execute, following
 
 MANY = "INSERT INTO t SELECT n, repeat('x', 200) FROM generate_series({}, {}) n"
 
@@ -60,7 +60,7 @@ async def test_a_network_cut_to_postgres_costs_no_change(database: str, s2: S2) 
                 first = 20_001 + number * 2000
                 proxy.cut_after(50_000 + number)  # within the transaction
                 execute(database, MANY.format(first, first + 1999))
-                assert await asyncio.to_thread(proxy.was_cut.wait, 30)
+                assert await asyncio.to_thread(proxy.was_cut.wait, PATIENCE)
             execute(database, "UPDATE t SET a = 'end' WHERE id = 1")
             async with following(stream(s2, "public.t"), ["id"]) as until:
                 rebuilt = await until(lambda table: table.rows.get((1,), {}).get("a") == "end")
@@ -98,7 +98,7 @@ async def test_a_connection_on_which_the_server_falls_silent_is_replaced(
 ) -> None:
     execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)", MANY.format(1, 2000))
     with proxy_to_server(endpoint) as (proxy, address):
-        endpoints, soon = Endpoints(account=address, basin=address), timedelta(seconds=1)
+        endpoints, soon = Endpoints(account=address, basin=address), timedelta(seconds=4)
         timeout = Timeout(request=soon, connection=soon)
         async with (
             S2("ignored", endpoints=endpoints, timeout=timeout) as through,
@@ -111,8 +111,8 @@ async def test_a_connection_on_which_the_server_falls_silent_is_replaced(
             async with following(stream(s2, "public.t"), ["id"]) as until:
                 rebuilt = await until(lambda table: (2010,) in table.rows)
             assert proxy.connections > before
-            # The next attempt, or the next but one if a slow machine answers late.
-            assert running.ingest.progress.failures <= 3
+            # The next attempt, or one of the next if a slow machine answers late.
+            assert running.ingest.progress.failures <= 10
     assert len(rebuilt.positions) == len(set(rebuilt.positions))
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
 
@@ -126,7 +126,7 @@ async def test_an_append_session_that_the_sdk_does_not_end_is_given_up_with_its_
         yield
 
     with proxy_to_server(endpoint) as (proxy, address):
-        endpoints, soon = Endpoints(account=address, basin=address), timedelta(seconds=1)
+        endpoints, soon = Endpoints(account=address, basin=address), timedelta(seconds=5)
         async with S2("ignored", endpoints=endpoints, timeout=Timeout(request=soon)) as through:
             used = through.basin(BASIN).stream("any")
             client = S2Client(used)
@@ -137,7 +137,7 @@ async def test_an_append_session_that_the_sdk_does_not_end_is_given_up_with_its_
                 [EncodedBatch.of([Record(b"x")])] * 2
             )
             with pytest.raises(OutcomeUnknownError, match="no acknowledgement in time"):
-                await asyncio.wait_for(appending, 30)
+                await asyncio.wait_for(appending, PATIENCE)
             before = proxy.connections
             with pytest.raises(NotFoundError):
                 await client.check_tail()
@@ -148,7 +148,7 @@ async def test_a_connection_on_which_postgres_falls_silent_is_replaced(
     database: str, s2: S2
 ) -> None:
     execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    chosen = replace(options(database, "t"), heartbeat=60.0, silence=2.0)
+    chosen = replace(options(database, "t"), heartbeat=60.0, silence=4.0)
     with proxy_to_postgres(database) as (proxy, uri):
         async with ingesting(uri, s2, chosen) as running:
             await running.followed()
@@ -167,11 +167,11 @@ async def test_a_connection_on_which_postgres_falls_silent_is_replaced(
 
 async def test_a_quiet_database_is_not_taken_for_a_silent_one(database: str, s2: S2) -> None:
     execute(database, "CREATE TABLE t (id int PRIMARY KEY)")
-    chosen = replace(options(database, "t"), heartbeat=60.0, silence=1.5)
+    chosen = replace(options(database, "t"), heartbeat=60.0, silence=6.0)
     async with ingesting(database, s2, chosen) as running:
         await running.followed()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(running.task), 5)
+            await asyncio.wait_for(asyncio.shield(running.task), 15)
         assert running.ingest.progress.sessions == 1
 
 
@@ -313,6 +313,8 @@ async def test_a_copy_that_never_finds_its_snapshot_ends_with_advice(
         yield snapshot  # PostgreSQL knows it no more than another server would
 
     monkeypatch.setattr(ingester, "exported_snapshot", ended)
+    # Sessions that fail late would not count as failures in a row.
+    monkeypatch.setattr(ingester, "_STEADY", PATIENCE)
     execute(database, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     async with ingesting(database, s2, options(database, "t")) as running:
         failing = asyncio.ensure_future(running.failure())

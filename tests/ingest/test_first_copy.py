@@ -33,7 +33,7 @@ from streamfold.model.records import (
 )
 from streamfold.records.protobuf import fields
 from tests.ingest.ingesting import decode_batch
-from tests.ingest.postgres import execute
+from tests.ingest.postgres import PATIENCE, execute
 from tests.records.reference import parse_record
 
 ROWS = 2500
@@ -400,7 +400,7 @@ async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
     with source.query() as cursor:
         (table,) = find_tables(cursor, ["t"])
     sleeping = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-    async with asyncio.timeout(60), exported_snapshot(source) as snapshot:
+    async with asyncio.timeout(PATIENCE), exported_snapshot(source) as snapshot:
         async with copied_blocks(
             source, table, snapshot.name, None, sql.SQL("pg_sleep(600)")
         ) as found:
@@ -410,7 +410,7 @@ async def test_a_copy_that_has_no_row_yet_can_be_stopped(database: str) -> None:
             reading.cancel()
         assert not execute(database, sleeping)
     # A thread that waited for a row would keep the loop from closing.
-    await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 30)
+    await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), PATIENCE)
 
 
 async def lines_of(database: str, values: str) -> list[bytes]:

@@ -11,13 +11,14 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg2
-from s2_sdk import S2, Endpoints
+from s2_sdk import S2
 
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import stream
 from tests.ingest.postgres import database_name, execute, following, restart, temporary_postgres
-from tests.ingest.processes import Serving, kill, line_with, start
+from tests.ingest.processes import Serving, end, kill, line_with, start
 from tests.proving import PROVING
+from tests.sdk import sdk_client
 
 ROUNDS = 20 if PROVING else 3
 ROWS = 5_000
@@ -35,6 +36,7 @@ class Load(threading.Thread):
         self._uri = uri
         self._random = random.Random(seed)
         self._stopping = threading.Event()
+        #: Committed transactions that have changed rows.
         self.transactions = 0
 
     def run(self) -> None:
@@ -48,12 +50,12 @@ class Load(threading.Thread):
         connection = psycopg2.connect(self._uri)
         with closing(connection), connection.cursor() as cursor:
             while not self._stopping.is_set():
-                for _ in range(self._random.randint(1, 20)):
-                    self._change(cursor)
+                changed = [self._change(cursor) for _ in range(self._random.randint(1, 20))]
                 connection.commit()
-                self.transactions += 1
+                self.transactions += any(changed)
 
-    def _change(self, cursor: psycopg2.extensions.cursor) -> None:
+    def _change(self, cursor: psycopg2.extensions.cursor) -> bool:
+        """Run a statement; returns whether it has changed a row."""
         some, other = self._random.randrange(ROWS), self._random.randrange(ROWS * 2)
         match self._random.randrange(100):
             case 0 if self.transactions % 97 == 5:
@@ -73,6 +75,7 @@ class Load(threading.Thread):
                     "AND NOT EXISTS (SELECT 1 FROM t WHERE id = %s)",
                     (other, some, other),
                 )
+        return bool(cursor.rowcount)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -119,8 +122,7 @@ async def test_a_killed_ingester_loses_and_repeats_nothing(
         async with following(stream(s2, "public.t"), ["id"]) as until:
             rebuilt = await until(lambda table: (END,) in table.rows)
     finally:
-        process.send_signal(signal.SIGHUP)  # its terminal is closed
-        assert await process.wait() == 0
+        assert await end(process, signal.SIGHUP) == 0  # its terminal is closed
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
     assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions - copied
 
@@ -159,8 +161,7 @@ async def test_a_killed_ingester_of_one_stream_loses_and_repeats_nothing(
         async with following(stream(s2, "all"), ["id"], "public.note") as until:
             notes = await until(lambda table: (last,) in table.rows)
     finally:
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
+        assert await end(process) == 0
     assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
     assert notes.table("id", "of") == execute(database, "SELECT id, of FROM note ORDER BY id")
     assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions - copied
@@ -169,7 +170,6 @@ async def test_a_killed_ingester_of_one_stream_loses_and_repeats_nothing(
 async def test_killed_parts_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """Ingester, server and PostgreSQL are killed in turn, wherever they are."""
     chance, serving = random.Random(11), Serving(tmp_path)
-    endpoints = Endpoints(account=serving.endpoint, basin=serving.endpoint)
     with temporary_postgres() as database:
         execute(
             database,
@@ -203,13 +203,12 @@ async def test_killed_parts_lose_and_repeat_nothing(tmp_path: Path) -> None:
         execute(database, f"INSERT INTO t VALUES ({END}, 'end')")
         try:
             async with (
-                S2("ignored", endpoints=endpoints) as s2,
+                sdk_client(serving.endpoint) as s2,
                 following(stream(s2, "public.t"), ["id"]) as until,
             ):
                 rebuilt = await until(lambda table: (END,) in table.rows)
         finally:
-            process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
+            assert await end(process) == 0
             await kill(server)
         assert rebuilt.table("id", "a") == execute(database, "SELECT id, a FROM t ORDER BY id")
         assert len(rebuilt.positions) == len(set(rebuilt.positions)) > load.transactions
@@ -222,7 +221,6 @@ async def test_parts_killed_within_the_first_copy_lose_and_repeat_nothing(tmp_pa
     has a row for each change of the first, so that equal tables prove that none is missing.
     """
     chance, serving = random.Random(19), Serving(tmp_path)
-    endpoints = Endpoints(account=serving.endpoint, basin=serving.endpoint)
     with temporary_postgres() as database:
         execute(database, "CREATE TABLE t (id int PRIMARY KEY, a text)")
         fill = (
@@ -257,17 +255,16 @@ async def test_parts_killed_within_the_first_copy_lose_and_repeat_nothing(tmp_pa
             finally:
                 await asyncio.to_thread(load.stop)
             execute(database, f"INSERT INTO t VALUES ({END + number}, 'end')")
-            await equals_tables(endpoints, database, f"{number}/")
-            process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
+            await equals_tables(serving.endpoint, database, f"{number}/")
+            assert await end(process) == 0
         await kill(server)
 
 
-async def equals_tables(endpoints: Endpoints, database: str, prefix: str) -> None:
+async def equals_tables(endpoint: str, database: str, prefix: str) -> None:
     """Wait until the streams have all changes, and compare what they rebuild with the tables."""
     ((last,),) = execute(database, "SELECT max(id) FROM note")
     async with (
-        S2("ignored", endpoints=endpoints) as s2,
+        sdk_client(endpoint) as s2,
         following(stream(s2, f"{prefix}public.t"), ["id"]) as until,
         following(stream(s2, f"{prefix}public.note"), ["id"]) as until_noted,
     ):

@@ -11,7 +11,7 @@ from streamfold.ingest.postgres.ingester import IngestOptions
 from streamfold.model.records import trim_record
 from tests.ingest.conftest import BASIN
 from tests.ingest.ingesting import ingesting, stream
-from tests.ingest.postgres import Rebuilt, database_name, execute, following
+from tests.ingest.postgres import PATIENCE, Rebuilt, database_name, execute, following
 
 
 def slot(database: str, *tables: str) -> IngestOptions:
@@ -81,7 +81,7 @@ async def test_a_stream_whose_records_expired_is_filled_again_without_rows_that_
         await until(partial(has_row, 2))
         tail = await orders.check_tail()
         await orders.append([trim_record(tail.seq_num)])
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while (await orders.peek(0, 1000))[0].seq_num < tail.seq_num:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # nothing reports that a trim took effect
         async with ingesting(database, s2, slot(database, "orders")) as running:

@@ -22,7 +22,7 @@ import streamfold.archive
 from streamfold.follow.clients.s2 import S2Client
 from tests.cli.commands import Shell, ending_of, line_of
 from tests.cli.documented_json import documented
-from tests.ingest.postgres import database_name, execute
+from tests.ingest.postgres import PATIENCE, database_name, execute
 from tests.proving import PROVING
 from tests.sdk import sdk_client
 
@@ -79,6 +79,7 @@ async def until(command: Process, condition: Callable[[dict[str, Any]], object])
             return shown
 
 
+@pytest.mark.timeout(1200)  # Spark starts three times, each in a process of its own
 async def test_a_table_is_published_across_kills_of_the_command_and_of_every_part(
     orders: str, shell: Shell, tmp_path: Path
 ) -> None:
@@ -88,7 +89,7 @@ async def test_a_table_is_published_across_kills_of_the_command_and_of_every_par
         parts = psutil.Process(first.pid).children()
         first.kill()
         await first.wait()
-    await asyncio.to_thread(psutil.wait_procs, parts, 60)
+    await asyncio.to_thread(psutil.wait_procs, parts, PATIENCE)
     assert not any(process.is_running() for process in parts)
     execute(orders, "DELETE FROM orders WHERE id % 5 = 0")
     async with shell.running(*command) as second:

@@ -47,7 +47,7 @@ def _end(session: SparkSession) -> None:
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(60)
+    gateway.proc.wait(240)
     SparkContext._gateway = SparkContext._jvm = None
 
 

@@ -75,7 +75,7 @@ class Server:
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(number)
-            process.wait(60)
+            process.wait(240)
             if process.stdout:
                 process.stdout.close()
 
@@ -100,7 +100,7 @@ class Server:
 
         async def work(basin: Any) -> None:
             await basin.delete_stream(stream)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 while True:
                     try:
                         await basin.create_stream(stream)

@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def other_server(
-    unknown: int = 200, tails: bytes = b""
+    unknown: int = 200, tails: bytes = b"", retry_timeout: float = 120.0
 ) -> Iterator[tuple[OtherServer, StreamCalls]]:
     """A running server, and a connection to it."""
     with OtherServer(unknown, tails) as server:
@@ -85,7 +85,9 @@ def other_server(
         thread.start()
         try:
             address = f"http://127.0.0.1:{server.server_address[1]}"
-            with ServerConnection(Endpoint(address, BASIN, retry_timeout=2.0)) as connection:
+            with ServerConnection(
+                Endpoint(address, BASIN, retry_timeout=retry_timeout)
+            ) as connection:
                 yield server, StreamCalls(connection)
         finally:
             server.shutdown()
@@ -163,6 +165,7 @@ def test_a_request_for_tails_that_fails_for_a_moment_is_repeated() -> None:
         server.failures = 2
         assert streams.tails(["a"]) == {"a": 5}
         assert server.asked == [TAILS] * 3
+    with other_server(200, answer, retry_timeout=1.0) as (server, streams):
         server.failures = 1_000
         with pytest.raises(EndpointUnavailableError, match="not now"):
             streams.tails(["a"])

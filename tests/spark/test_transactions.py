@@ -109,7 +109,7 @@ def test_batches_survive_a_server_that_is_killed_and_a_rival_writer(own_server: 
         own_server.kill()
         own_server.start()
         own_server.append("busy", [s2_sdk.Record(b"rival")])
-    writer.join(120)
+    writer.join(400)
     assert not failures
     assert done.is_set()
     found = own_server.bodies("busy")

@@ -40,7 +40,7 @@ class AzureServer:
         }
         url = f"{self.endpoint}/{name}?restype=container"
         request = urllib.request.Request(url, method="PUT", headers=headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             assert answer.status == 201
 
 

@@ -129,7 +129,7 @@ async def running(dispatcher: EventDispatcher) -> AsyncIterator[EventDispatcher]
 
 async def deliver_all(destination: Destination, **sinks: EventSink) -> EventDispatcher:
     """Run a new dispatcher until every sink has everything."""
-    async with asyncio.timeout(60), running(new_dispatcher(destination, sinks)) as dispatcher:
+    async with asyncio.timeout(300), running(new_dispatcher(destination, sinks)) as dispatcher:
         await dispatcher.settle()
     return dispatcher
 

@@ -31,7 +31,7 @@ from streamfold.testing.event_sink_kit import SinkProbe
 from tests.s3 import S3Server
 
 #: Seconds until a message that does not come is given up: generous, as the machine may be busy.
-TIMEOUT = 30
+TIMEOUT = 300
 
 
 @cache

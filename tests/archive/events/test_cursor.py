@@ -61,7 +61,7 @@ async def test_a_stop_between_sending_and_the_cursor_repeats_and_loses_nothing(
         new_dispatcher(Destination(blobs, destination.uri), {"sink": sink})
     ) as dispatcher:
         dispatcher.wake()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await at_write.wait()
     assert sink.events == table.committed
     await table.commit_diff()
@@ -96,7 +96,7 @@ async def test_nothing_more_is_sent_while_the_cursor_cannot_be_stored(
     faults = ScriptedFaults({Operation.PUT_IF_ABSENT: [Fault(FaultKind.BEFORE)] * 100})
     faulty = Destination(FaultyBlobStore(destination.blobs, faults), destination.uri)
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(300),
         running(new_dispatcher(faulty, {"sink": sink}, pauses=pauses)) as dispatcher,
     ):
         await pauses.begun.wait()
@@ -142,7 +142,7 @@ async def test_a_long_backlog_is_not_repeated_from_its_beginning(destination: De
 async def test_two_dispatchers_for_one_sink_lose_nothing(destination: Destination) -> None:
     table, sink = await Table.create(destination), MemorySink()
     first, second = (new_dispatcher(destination, {"sink": sink}) for _ in range(2))
-    async with asyncio.timeout(60), running(first), running(second):
+    async with asyncio.timeout(300), running(first), running(second):
         for _ in range(5):
             await table.commit_diff()
             await asyncio.gather(first.settle(), second.settle())
@@ -183,7 +183,7 @@ async def test_a_cursor_that_cannot_be_read_stops_its_own_sink_only(
     await destination.blobs.put("events/broken.json", data)
     pauses = Pauses()
     dispatcher = new_dispatcher(destination, {"sound": sound, "broken": broken}, pauses=pauses)
-    async with asyncio.timeout(60), running(dispatcher):
+    async with asyncio.timeout(300), running(dispatcher):
         await sound.wait_for(1)
         await pauses.begun.wait()
     message = str(dispatcher.status["broken"].last_error)
@@ -200,7 +200,7 @@ async def test_a_cursor_of_a_later_version_is_not_guessed_at(destination: Destin
     await destination.blobs.put("events/sink.json", json.dumps(cursor).encode())
     pauses = Pauses()
     dispatcher = new_dispatcher(destination, {"sink": sink}, pauses=pauses)
-    async with asyncio.timeout(60), running(dispatcher):
+    async with asyncio.timeout(300), running(dispatcher):
         await pauses.begun.wait()
     assert "version is 2" in str(dispatcher.status["sink"].last_error)
     assert len(sink.events) == 1

@@ -72,7 +72,7 @@ async def test_a_dispatcher_without_sinks_runs_until_it_is_stopped(
 async def test_a_wake_is_enough(destination: Destination) -> None:
     table, sink = await Table.create(destination), MemorySink()
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(300),
         running(new_dispatcher(destination, {"sink": sink})) as dispatcher,
     ):
         await sink.wait_for(1)
@@ -86,7 +86,7 @@ async def test_commits_of_other_processes_are_found_without_a_wake(
 ) -> None:
     table, sink = await Table.create(destination), MemorySink()
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(300),
         running(new_dispatcher(destination, {"sink": sink}, poll_interval=0.01)),
     ):
         await sink.wait_for(1)
@@ -199,7 +199,7 @@ async def test_a_sink_that_hangs_stops_neither_the_commits_nor_the_others(
 ) -> None:
     table, quick, slow = await Table.create(destination), MemorySink(), HeldSink()
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(300),
         running(new_dispatcher(destination, {"quick": quick, "slow": slow})) as dispatcher,
     ):
         await slow.asked.wait()
@@ -215,15 +215,17 @@ async def test_a_sink_that_hangs_stops_neither_the_commits_nor_the_others(
 
 async def test_a_sink_that_is_down_stops_no_other(destination: Destination) -> None:
     table, up, down = await Table.create(destination), MemorySink(), MemorySink()
+    pauses = Pauses()
     await down.close()
     async with (
-        asyncio.timeout(60),
-        running(new_dispatcher(destination, {"up": up, "down": down})) as dispatcher,
+        asyncio.timeout(300),
+        running(new_dispatcher(destination, {"up": up, "down": down}, pauses=pauses)) as dispatcher,
     ):
         for count in range(2, 5):
             await table.commit_diff()
             dispatcher.wake()
             await up.wait_for(count)
+        await pauses.begun.wait()
         status = dispatcher.status["down"]
     assert up.events == table.committed
     assert status.errors == status.failures_in_row > 0
@@ -235,13 +237,17 @@ async def test_a_sink_with_a_defect_stops_no_other_and_says_so(
     destination: Destination, caplog: pytest.LogCaptureFixture
 ) -> None:
     table, right, wrong = await Table.create(destination), MemorySink(), DefectiveSink()
-    sinks = {"right": right, "wrong": wrong}
+    sinks, pauses = {"right": right, "wrong": wrong}, Pauses()
     with caplog.at_level(logging.WARNING, logger="streamfold"):
-        async with asyncio.timeout(60), running(new_dispatcher(destination, sinks)) as dispatcher:
+        async with (
+            asyncio.timeout(300),
+            running(new_dispatcher(destination, sinks, pauses=pauses)) as dispatcher,
+        ):
             for count in range(2, 5):
                 await table.commit_diff()
                 dispatcher.wake()
                 await right.wait_for(count)
+            await pauses.begun.wait()
             assert dispatcher.errors["wrong"] > 0
             assert dispatcher.status["wrong"].last_error == "a defect of the sink (KeyError)"
             wrong.repaired = True
@@ -256,7 +262,7 @@ async def test_lag_counts_what_is_still_to_come(destination: Destination) -> Non
     for _ in range(4):
         await table.commit_diff()
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(300),
         running(new_dispatcher(destination, {"sink": sink})) as dispatcher,
     ):
         await sink.asked.wait()

@@ -7,13 +7,14 @@ import itertools
 import random
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from streamfold.archive.destinations.destination import Destination
 from streamfold.archive.events import decode_event
 from tests.archive.events.feeds import Table, without_repetitions
-from tests.archive.events.receivers import Hook
+from tests.archive.events.receivers import TIMEOUT, Hook
 
 REPOSITORY = Path(__file__).parents[3]
 #: Commits; processes that are killed while they deliver them.
@@ -21,7 +22,7 @@ COMMITS, KILLS = 30, 4
 
 
 def killer(
-    process: asyncio.subprocess.Process, fatal: int, *, answers: bool
+    started: Future[asyncio.subprocess.Process], fatal: int, *, answers: bool
 ) -> Callable[[BaseHTTPRequestHandler], int | None]:
     """Return a receiver that kills the sender at its n-th request, before or after its answer."""
     numbers = itertools.count(1)
@@ -32,7 +33,7 @@ def killer(
         if answers:  # sent, but the cursor is not written yet, or just being written
             handler.send_response(204)
             handler.end_headers()
-        process.kill()
+        started.result(TIMEOUT).kill()
         return None
 
     return answer
@@ -57,8 +58,10 @@ async def test_killed_processes_repeat_events_and_lose_none(hook: Hook, tmp_path
     for _ in range(COMMITS):
         await (table.rebase() if rng.random() < 0.2 else table.commit_diff())
     for number in range(KILLS):
+        started: Future[asyncio.subprocess.Process] = Future()
+        hook.answer = killer(started, rng.randint(1, 9), answers=number % 2 == 0)
         process = await start(folder, hook)
-        hook.answer = killer(process, rng.randint(1, 9), answers=number % 2 == 0)
+        started.set_result(process)
         assert await process.wait() == -9, f"seed {seed}: killed, not ended"
     hook.answer = lambda _: 204
     last = await start(folder, hook)

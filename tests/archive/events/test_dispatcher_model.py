@@ -101,7 +101,7 @@ class History:
             ends = [
                 asyncio.create_task(work) for work in (dispatcher.settle(), stop.reached.wait())
             ]
-            await asyncio.wait(ends, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=300, return_when=asyncio.FIRST_COMPLETED)
             assert any(end.done() for end in ends), f"seed {self._seed} hangs"
             for end in ends:
                 end.cancel()

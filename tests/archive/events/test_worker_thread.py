@@ -15,11 +15,11 @@ async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:
 
     def first() -> None:
         begun.set()
-        assert may_end.wait(30)
+        assert may_end.wait(300)
         order.append("first")
 
     cancelled = asyncio.create_task(thread.run(first))
-    assert await asyncio.to_thread(begun.wait, 30)
+    assert await asyncio.to_thread(begun.wait, 300)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
@@ -34,9 +34,9 @@ async def test_a_call_begins_only_when_a_cancelled_one_has_ended() -> None:
 async def test_worker_threads_do_not_wait_for_each_other() -> None:
     held = threading.Event()
     stuck = [WorkerThread(f"stuck-{number}") for number in range(40)]
-    waiting = [asyncio.create_task(thread.run(held.wait, 30)) for thread in stuck]
+    waiting = [asyncio.create_task(thread.run(held.wait, 300)) for thread in stuck]
     free = WorkerThread("free")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         assert await free.run(lambda: "done") == "done"
     held.set()
     assert all(await asyncio.gather(*waiting))

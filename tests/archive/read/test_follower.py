@@ -60,7 +60,7 @@ class Followed:
     async def until(self, position: str) -> dict[int, str]:
         """Take what comes until the consumer has the table at `position`."""
         self.bell.ring()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             async for item in self._news:
                 self.consumer.take(item)
                 reached = item.position if isinstance(item, Rows) else item.to_position
@@ -177,7 +177,7 @@ async def test_without_a_bell_the_manifest_is_polled(tmp_path: Path) -> None:
     async with aclosing(archive.follow("31", poll=timedelta(milliseconds=1))) as news:
         waiting = asyncio.ensure_future(anext(news))
         await writer.write_diff(changes(("INSERT", 9, "i")), "31", "40")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             item = await waiting
     assert isinstance(item, Changes)
     assert item.to_position == "40"

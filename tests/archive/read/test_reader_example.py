@@ -17,7 +17,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "rebuild_table.py"
 def rebuilt(folder: Path) -> subprocess.CompletedProcess[str]:
     # Isolated: not even by accident could it find the package.
     command = [sys.executable, "-I", "-S", str(EXAMPLE), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> dict[int, str]:

@@ -20,7 +20,8 @@ from tests.archive.tables import open_writer
 MIB = 1 << 20
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("name", pa.string())]), ["id"])
 ROWS, NAME = 4096, 1024
-SMALL, LARGE = 8, 32
+#: Batches. How much a read holds at most is reached well before the smaller one ends.
+SMALL, LARGE = 16, 64
 
 
 def batches(count: int) -> Iterator[pa.RecordBatch]:
@@ -54,13 +55,14 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     for form in ("parquet", "jsonl"):
         small, large = (read(tmp_path / str(count), form) for count in (SMALL, LARGE))
         assert (small["rows"], large["rows"]) == (SMALL * ROWS, LARGE * ROWS)
-        # The larger table has 96 MiB more.
-        assert large["peak"] - small["peak"] < 64 * MIB, (form, small, large)
+        # The larger table has 192 MiB more. How much of what it has freed a process keeps depends on
+        # chance: tens of MiB.
+        assert large["peak"] - small["peak"] < 112 * MIB, (form, small, large)
 
 
 def read(folder: Path, form: str) -> dict[str, int]:
     """Read in a process of its own: what one read leaves behind must not count for the next."""
     command = [sys.executable, "-m", "tests.archive.reading_process", str(folder), form]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=240)
     found: dict[str, int] = json.loads(done.stdout)
     return found

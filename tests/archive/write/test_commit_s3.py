@@ -14,7 +14,7 @@ from tests.archive.tables import changes, open_writer, rows
 from tests.blob.bad_network import LossyProxy, run_lossy_proxy
 from tests.s3 import S3Server
 
-QUICK = {"attempts": "2", "first_pause": "0.01", "request_timeout": "5"}
+QUICK = {"attempts": "2", "first_pause": "0.01", "request_timeout": "60"}
 DONE = [("0", {1: "a"}), ("1", {1: "a", 2: "b"})]
 
 

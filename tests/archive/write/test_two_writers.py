@@ -53,7 +53,7 @@ async def test_writers_that_take_turns_by_force_lose_nothing(
             written.append(int(position))
             done += 1
 
-    async with asyncio.timeout(100), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(300), asyncio.TaskGroup() as group:
         for number in (1, 2):
             group.create_task(write(number))
     assert sorted(written) == list(range(2 * TURNS)), "every position has one writer"

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from streamfold.archive import Destination
 from streamfold.spark import FilesGoneError, error_behind
 from tests.s3 import run_s3_server
+from tests.spark.snapshotter.waiting import wait_for
 
 from .conftest import Written
 from .reading import as_spark, expected, load, rebuilt, values
@@ -103,10 +104,12 @@ def test_s3_is_read_by_tasks_and_secrets_are_in_no_plan_no_event_and_no_error(
         frame = load(spark, uri, **options)
         frame.explain(True)
         assert sorted(row.id for row in frame.select("id").collect()) == sorted(history.state)
-        texts = [
-            capfd.readouterr().out,
-            "".join(f.read_text() for f in event_log.rglob("*") if f.is_file()),
-        ]
+        # Spark logs events a moment after they happened.
+        events = wait_for(
+            lambda: "".join(f.read_text() for f in event_log.rglob("*") if f.is_file()),
+            lambda text: "streamfold-archive" in text,
+        )
+        texts = [capfd.readouterr().out, events]
         assert all("streamfold-archive" in text for text in texts), "nothing was looked at"
         for more in ({"typo": "1"}, {"positionAsOf": "1"}, {"storage.nonsense": "1"}):
             with pytest.raises(PySparkException) as raised:

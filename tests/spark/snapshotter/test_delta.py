@@ -38,7 +38,7 @@ def change(key: int) -> bytes:
 
 
 def write_base(live: Running, table: str) -> None:
-    status, _ = live.ask("POST", f"/snapshot?table={table}&wait=60s")
+    status, _ = live.ask("POST", f"/snapshot?table={table}&wait=200s")
     assert status == 200
 
 

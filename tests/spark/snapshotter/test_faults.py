@@ -37,7 +37,7 @@ from tests.spark.snapshotter.tables import (
     state_of,
     table_job,
 )
-from tests.spark.snapshotter.waiting import wait_for
+from tests.spark.snapshotter.waiting import TIMEOUT, wait_for
 
 
 def change(key: int, **more: Any) -> bytes:
@@ -110,7 +110,7 @@ def test_a_snapshot_that_is_requested_in_the_first_transaction_waits_for_its_end
         assert live.status(job.table).state is State.RUNNING
         feed(server, stream, [change(2, txn={"id": "a", "last": True})])
         wait_for(lambda: live.status(job.table).last_base, bool)
-        assert live.ask("POST", "/snapshot?wait=60s")[0] == 200
+        assert live.ask("POST", "/snapshot?wait=200s")[0] == 200
         assert live.status(job.table).counts.failures == 0
     assert set(state_of(folder)) == {0, 1, 2}
 
@@ -189,7 +189,7 @@ def _check_permissions(aws: S3Server, after: str) -> None:
     # As text: the server makes nothing of what looks like a form.
     request = Request(f"{aws.endpoint}/moto-api/reset-auth", after.encode())
     request.add_header("Content-Type", "text/plain")
-    with urlopen(request, timeout=60) as answer:
+    with urlopen(request, timeout=TIMEOUT) as answer:
         assert answer.status == 200
 
 

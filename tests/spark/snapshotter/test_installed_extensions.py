@@ -48,6 +48,7 @@ def test_a_table_is_published_and_read_with_the_extensions_of_an_installed_packa
         more = [change("update", id=1, name="plum"), change("delete", id=2, name="fig")]
         feed(server, stream, more)
         wait_for(lambda: process.status()["position"], lambda position: position == 3)
+        wait_for(events.exists, bool)
         wait_for(lambda: events.read_text().splitlines(), lambda lines: len(lines) >= 2)
         assert process.stop() == 0, log.read_text()[-3000:]
     restored = Shell({})("archive", "restore", f"disk://{disk}/archives/items")

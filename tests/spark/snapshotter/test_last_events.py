@@ -15,6 +15,7 @@ from tests.ports import free_port
 from tests.spark.server import Server
 from tests.spark.snapshotter.hook import Hook
 from tests.spark.snapshotter.tables import table_job
+from tests.spark.snapshotter.waiting import TIMEOUT
 
 
 def _job(folder: Path, url: str) -> TableJob:
@@ -33,7 +34,7 @@ async def _commit(job: TableJob) -> TableArchive:
 
 def test_the_event_of_a_commit_right_before_the_stop_is_delivered(tmp_path: Path) -> None:
     async def stop(job: TableJob) -> None:
-        events = TableEvents(job)
+        events = TableEvents(job, last_events=TIMEOUT)
         events.start((await _commit(job)).primary)
         events.wake()
         await events.stop(deliver=True)
@@ -49,16 +50,19 @@ def test_a_stop_does_not_wait_for_a_sink_that_is_down_and_the_next_run_sends_the
     port = free_port()
     job = _job(tmp_path, f"http://127.0.0.1:{port}/events")
 
-    async def stop(archive: TableArchive, events: TableEvents) -> None:
+    async def stop(archive: TableArchive, events: TableEvents, *, fails: bool) -> None:
         events.start(archive.primary)
+        async with asyncio.timeout(TIMEOUT):
+            while fails and not events.errors["hook"]:  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0.01)
         await events.stop(deliver=True)
 
     archive = asyncio.run(_commit(job))
     with caplog.at_level(logging.WARNING, "streamfold.snapshotter"):
-        asyncio.run(stop(archive, TableEvents(job, last_events=0.2)))
+        asyncio.run(stop(archive, TableEvents(job, last_events=0.2), fails=True))
     assert "the next run sends them: sink hook: " in caplog.text
     with Hook(port) as hook:
-        asyncio.run(stop(archive, TableEvents(job)))
+        asyncio.run(stop(archive, TableEvents(job, last_events=TIMEOUT), fails=False))
         assert hook.reported == [("snapshot", "-1")]
 
 

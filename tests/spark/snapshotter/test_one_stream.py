@@ -23,6 +23,7 @@ from tests.sdk import sdk_client
 from tests.spark.server import BASIN, TOKEN, Server
 from tests.spark.snapshotter.stepping import Table
 from tests.spark.snapshotter.tables import manifest_of, state_of
+from tests.spark.snapshotter.waiting import TIMEOUT
 
 STREAM = "one-stream"
 TABLES = ("orders", "items")
@@ -45,7 +46,7 @@ def ingest(database: str, server: Server, *statements: str) -> str:
             ingester = PostgresIngest(Database(database), streams, options, on_progress=changed.set)
             task = asyncio.create_task(ingester.run())
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(TIMEOUT):
                     while ingester.progress.state != "following":
                         changed.clear()
                         await changed.wait()

@@ -15,8 +15,8 @@ from tests.spark.unreachable import Proxy
 
 #: As by default, a task is repeated three times: Spark takes more than two minutes to fail it.
 _MASTER = "local[2,4]"
-#: Seconds: less than Spark takes to notice.
-_BEFORE_SPARK = 100.0
+#: Seconds: less than Spark takes to notice it three times.
+_BEFORE_SPARK = 180.0
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from streamfold.snapshotter.status.table_status import (
     TableFailure,
     TableStatus,
 )
-from tests.spark.snapshotter.waiting import wait_for
+from tests.spark.snapshotter.waiting import TIMEOUT, wait_for
 
 
 class _Tables:
@@ -62,7 +62,7 @@ def test_the_status_of_every_table_is_served() -> None:
     with StatusServer(_Tables(), "127.0.0.1", 0) as served:
 
         def ask(method: str, path: str) -> tuple[int, bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT)
             connection.request(method, path, body=b"ignored" if method == "POST" else None)
             answer = connection.getresponse()
             found = answer.status, answer.read()
@@ -91,7 +91,7 @@ def test_the_status_of_every_table_is_served() -> None:
 
 
 def post(port: int, path: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     connection.request("POST", path)
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read())
@@ -115,16 +115,18 @@ def test_a_snapshot_is_asked_for_all_tables_and_those_that_refuse_are_named() ->
 def test_a_request_for_a_snapshot_waits_for_its_commit() -> None:
     tables = _Tables()
     with StatusServer(tables, "127.0.0.1", 0) as served, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60s")
+        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=200s")
         wait_for(tables.requests.begin, bool)
         tables.requests.answer(BASE)
-        status, answer = waiting.result(60)
+        status, answer = waiting.result(TIMEOUT)
         assert (status, answer["committed"], answer["bases"]["a"]["epoch"]) == (200, True, 2)
         late, answer = post(served.port, "/snapshot?table=a&wait=10ms")
         assert (late, answer["code"], answer["waiting"]) == (504, "snapshot_timeout", ["a"])
-        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=60")
+        tables.requests.answer(BASE)  # the late one has left
+        waiting = pool.submit(post, served.port, "/snapshot?table=a&wait=200")
+        wait_for(tables.requests.begin, bool)
         tables.requests.close(ConflictError("it stopped meanwhile"))
-        status, answer = waiting.result(60)
+        status, answer = waiting.result(TIMEOUT)
         assert (status, answer["message"]) == (409, "it stopped meanwhile")
 
 
