@@ -85,6 +85,7 @@ def prepare_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_METADATA_SERVICE_TIMEOUT", "60")  # a second if not set, and one attempt
     (home / ".aws").mkdir()
     return home
 

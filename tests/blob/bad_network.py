@@ -54,6 +54,7 @@ class LossyProxy:
                 await upstream_writer.drain()
 
         forwarding = asyncio.ensure_future(forward())
+        forwarding.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while data := await upstream_reader.read(65536):
                 if data.startswith(b"HTTP/1.1") and self._loses(method):
@@ -63,7 +64,7 @@ class LossyProxy:
                 await writer.drain()
         finally:
             forwarding.cancel()
-            upstream_writer.close()
+            upstream_writer.transport.abort()  # it has answered, or nobody waits for its answer
             writer.close()
 
 
@@ -112,6 +113,7 @@ async def _listening(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
     connections: set[asyncio.Task[None]] = set()
+    writers: set[asyncio.StreamWriter] = set()
 
     async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -120,6 +122,7 @@ async def _listening(
             writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
         task = asyncio.ensure_future(guarded(reader, writer))
         connections.add(task)
         task.add_done_callback(connections.discard)
@@ -132,3 +135,6 @@ async def _listening(
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
+        for writer in writers:  # also those with an answer that nobody has read
+            writer.transport.abort()
+        await asyncio.sleep(0)  # aborted connections are closed in the next turn

@@ -26,7 +26,7 @@ WITHOUT = [
 @pytest.mark.parametrize("code", WITHOUT)
 def test_native_code_is_not_loaded_before_it_is_needed(code: str) -> None:
     check = f"import sys\n{code}\nsys.exit('streamfold._native' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, timeout=120)
 
 
 def test_threads_that_sequence_at_once_do_not_disturb_each_other() -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.shares import AppendAck
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from streamfold.store.upkeep import background, reclaim
 from streamfold.testing.engine_faults import FaultyEngine
 
 BASIN = "test-basin"
@@ -27,6 +29,23 @@ EPOCH = 1_767_225_600_000
 
 #: Most tests look at what a trim or a failed commit leaves, not at how long it takes to get there.
 NO_GRACE = StoreSettings(trim_grace=0, leftover_grace=0)
+
+#: Seconds after which a wait for something that must happen counts as a hang. A busy machine needs
+#: less, also to open storage again after a failure.
+PATIENCE = 60.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once the condition holds; for what no event announces."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def at_rest(store: StreamStore) -> None:
+    """Return once upkeep has begun, has no request left, and waits for the next."""
+    upkeep = (await store._supervisor.mounted()).upkeep
+    await until(lambda: upkeep._wake._waiters and not upkeep._wake.is_set())
 
 
 async def submit(
@@ -80,8 +99,9 @@ class Bench:
 
     @asynccontextmanager
     async def store(self, settings: StoreSettings | None = None) -> AsyncIterator[StreamStore]:
+        settings = replace(settings or NO_GRACE, recovery_timeout=PATIENCE)
         async with open_store(
-            self.location, settings or NO_GRACE, now=self.clock, opener=self._open_engine
+            self.location, settings, now=self.clock, opener=self._open_engine
         ) as store:
             yield store
 
@@ -98,11 +118,24 @@ def bench(clock: Clock) -> Bench:
 
 @pytest.fixture
 async def store(bench: Bench) -> AsyncIterator[StreamStore]:
-    """A store with one basin and one empty stream."""
+    """A store with one basin and one empty stream, whose first pass of upkeep is over."""
     async with bench.store() as opened:
         await opened.create_basin(BASIN)
         await opened.create_stream(BASIN, STREAM)
+        await at_rest(opened)
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def _patient_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a store that closes keep its counts however busy the machine is: tests look at its rows."""
+    monkeypatch.setattr(background, "_CLOSING_SECONDS", PATIENCE)
+
+
+@pytest.fixture
+def no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a store that reclaims space late delete files in passes of upkeep alone."""
+    monkeypatch.setattr(reclaim, "_COLLECT_PAUSE", 3600.0)
 
 
 def at(seq_num: int, timestamp: int) -> StreamPosition:

@@ -38,7 +38,7 @@ from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
 from streamfold.testing.store_machine import HostedStoreMachine
 from tests.proving import PROVING
-from tests.store.conftest import BASIN
+from tests.store.conftest import BASIN, PATIENCE
 from tests.store.durable_streams import append, create, fork_of, read
 
 NAMES = ("a", "b", "c")
@@ -133,6 +133,7 @@ class DurableMachine(HostedStoreMachine):
             idle_streams=1,
             trim_grace=0,
             chunk_file_bytes=30,
+            recovery_timeout=PATIENCE,
         )
         return open_store(self.location, few, opener=open_engine)
 

@@ -19,7 +19,7 @@ from streamfold.store.mount import Mount
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from streamfold.testing.engine_faults import HeldRead
-from tests.store.conftest import BASIN, STREAM, Bench, bodies
+from tests.store.conftest import BASIN, STREAM, Bench, at_rest, bodies
 from tests.store.durable_streams import append, create, fork_of, read
 
 #: Every log leaves memory as soon as another one is used.
@@ -30,6 +30,7 @@ ONE_LOG = StoreSettings(idle_streams=1, trim_grace=0, upkeep_interval=1e6)
 async def store(bench: Bench) -> AsyncIterator[StreamStore]:
     async with bench.store(ONE_LOG) as opened:
         await opened.create_basin(BASIN)
+        await at_rest(opened)
         yield opened
 
 

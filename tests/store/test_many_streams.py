@@ -34,7 +34,7 @@ from streamfold.store.rows import StreamRow
 from streamfold.testing.engine_faults import CommitFault
 from tests.proving import PROVING
 from tests.store import durable_streams
-from tests.store.conftest import BASIN, Bench, Clock, bodies
+from tests.store.conftest import BASIN, PATIENCE, Bench, Clock, at_rest, bodies
 from tests.store.many_streams import (
     CREATING,
     QUIET,
@@ -52,6 +52,7 @@ STREAMS = 1_000_000 if PROVING else 600
 async def store(bench: Bench) -> AsyncIterator[StreamStore]:
     async with bench.store(QUIET) as opened:
         await opened.create_basin(BASIN, CREATING)
+        await at_rest(opened)
         yield opened
 
 
@@ -122,6 +123,7 @@ async def test_appends_to_cold_streams_in_one_turn_are_opened_together(bench: Be
         await append_in_turn(store, names)
     async with bench.store(QUIET) as store:
         await store.basin_config(BASIN)
+        await at_rest(store)
         watched = watch(bench)
         await append_in_turn(store, names)
         streams, states = watched.read_by_callers
@@ -135,7 +137,7 @@ async def test_an_append_to_a_cold_stream_waits_for_no_change_of_the_stream(benc
         await store.append(BASIN, "a", bodies("a"))
     async with bench.store(QUIET) as store:
         locks = (await store._supervisor.mounted()).catalog.locks
-        async with locks.hold(BASIN, "a"), asyncio.timeout(30):
+        async with locks.hold(BASIN, "a"), asyncio.timeout(PATIENCE):
             ack = await store.append(BASIN, "a", bodies("b"))
         assert ack.end.seq_num == 2
 
@@ -276,7 +278,7 @@ async def test_a_pass_of_upkeep_reads_the_rows_of_streams_that_are_due(
         await store.create_basin(BASIN, CREATING)
         await append_in_turn(store, names)
     async with bench.store(QUIET) as store:
-        await store.upkeep()  # the first visits all
+        await at_rest(store)  # the first pass visits all
         watched = watch(bench)
         await store.upkeep()
         assert watched.stream_rows == 1  # whether the basin has a stream
@@ -293,7 +295,7 @@ async def test_a_pass_of_upkeep_reads_the_rows_of_streams_that_are_due(
 
 
 async def test_upkeep_of_a_store_that_was_closed_counts_nothing_again(
-    bench: Bench, clock: Clock
+    bench: Bench,
 ) -> None:
     names = [f"s-{number:02d}" for number in range(20)]
     async with bench.store(QUIET) as store:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from streamfold.store.store import StreamStore, open_store
 from streamfold.store.upkeep import reclaim
 from streamfold.store.upkeep.reclaim import Reclaimer
 from tests.s3 import S3Server
-from tests.store.conftest import incompressible
+from tests.store.conftest import PATIENCE, incompressible
 from tests.store.crash.verify import BASIN, read_all
 from tests.store.small_tables import TABLE_BYTES, use_small_tables
 
@@ -70,6 +70,9 @@ class Driven:
         self.store = store
         self.reclaimer = reclaimer
         self.clock = clock
+        self._refused = False
+        self._merge = reclaimer.engine.merge
+        reclaimer.engine.merge = self._note_refusal  # type: ignore[method-assign]
 
     @property
     def dead(self) -> int:
@@ -89,10 +92,18 @@ class Driven:
     async def after(self, seconds: float) -> int:
         """Dead bytes so much later; what SlateDB refuses during its own merges is repeated."""
         self.clock.now += seconds
-        for _ in range(6):
-            await self.reclaimer.step()
-            await asyncio.sleep(0.05)
+        steps, self._refused = 0, False
+        async with asyncio.timeout(PATIENCE):
+            while steps < 6 or self._refused:
+                steps, self._refused = steps + 1, False
+                await self.reclaimer.step()
+                await asyncio.sleep(0.05)
         return self.dead
+
+    async def _note_refusal(self, runs: Sequence[int], *, young: bool) -> bool:
+        merged = await self._merge(runs, young=young)
+        self._refused |= not merged
+        return merged
 
 
 @asynccontextmanager
@@ -310,8 +321,9 @@ async def _add_to_a_run_that_is_being_merged() -> None:
     await engine.flush()
     async with asyncio.timeout(60):
         adding = asyncio.create_task(engine.merge(runs[:1], young=True))
-        while all(m.ended for m in await engine._admin.read_compactions()):  # noqa: ASYNC110 - storage announces nothing
-            await asyncio.sleep(0)
+        while not adding.done():  # it may be over before one looks; storage announces nothing
+            if not all(merge.ended for merge in await engine._admin.read_compactions()):
+                break
         await engine.merge(runs, young=False)
         await adding
     for key in (b"0000", b"0001", b"0002", b"0003", b"young"):

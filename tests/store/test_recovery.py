@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
-from tests.store.conftest import BASIN, STREAM, Bench, bodies, submit
+from tests.store.conftest import BASIN, PATIENCE, STREAM, Bench, bodies, submit, until
+from tests.store.many_streams import mount_of
 
 EVERYTHING = ReadRequest(from_seq_num(0))
 
@@ -81,7 +83,8 @@ async def test_a_store_whose_storage_fails_again_while_it_is_opened_was_not_take
         engines.append(engine)
         return engine
 
-    async with open_store(location, StoreSettings(fsync=False), opener=opener) as store:
+    settings = StoreSettings(fsync=False, recovery_timeout=PATIENCE)
+    async with open_store(location, settings, opener=opener) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
         for _ in range(2):
@@ -103,12 +106,13 @@ async def test_failures_of_storage_are_counted(store: StreamStore, bench: Bench)
 
 
 async def test_a_commit_without_an_answer_fails_after_its_time(bench: Bench) -> None:
-    # Long enough for every other commit of this test, however busy the machine is.
-    async with bench.store(StoreSettings(commit_timeout=1.5)) as store:
+    async with bench.store() as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
+        committer = mount_of(store).committer  # every other commit has the time that it needs
+        committer._settings = replace(committer._settings, commit_timeout=0.2)
         bench.engine.fail_next(CommitFault.SILENCE)
-        with pytest.raises(OutcomeUnknownError, match=r"1\.5 s"):
+        with pytest.raises(OutcomeUnknownError, match=r"0\.2 s"):
             await store.append(BASIN, STREAM, bodies("a"))
         await store.append(BASIN, STREAM, bodies("b"))
         assert await read_bodies(store) == [b"b"]
@@ -211,7 +215,7 @@ async def test_a_store_whose_closing_is_given_up_leaves_nothing_running(bench: B
             bench.engine.hold()
             creation = asyncio.create_task(store.create_stream(BASIN, STREAM))
             creation.add_done_callback(lambda done: done.exception())
-            await asyncio.sleep(0.1)
+            await until(bench.engine._order.locked)
             closing.set()
 
     before = asyncio.all_tasks()
@@ -221,8 +225,7 @@ async def test_a_store_whose_closing_is_given_up_leaves_nothing_running(bench: B
     using.cancel()
     with pytest.raises(asyncio.CancelledError):
         await using
-    await asyncio.sleep(0.1)
-    assert asyncio.all_tasks() == before
+    await until(lambda: asyncio.all_tasks() == before)
     async with bench.store() as store:
         await store.create_stream(BASIN, STREAM)
 
@@ -234,11 +237,12 @@ async def test_closing_ends_although_storage_is_silent(
         await asyncio.Event().wait()
 
     async with asyncio.timeout(60) as limit:
-        async with bench.store(StoreSettings(commit_timeout=1.5)) as store:
+        async with bench.store() as store:
             await store.create_basin(BASIN)
             await store.create_stream(BASIN, STREAM)
             await store.append(BASIN, STREAM, bodies("a"))
-            engine = bench.engine
+            supervisor, engine = store._supervisor, bench.engine
+            supervisor._settings = replace(supervisor._settings, commit_timeout=0.2)
             monkeypatch.setattr(engine, "close", no_answer)
     assert not limit.expired()
     async with bench.store() as store:

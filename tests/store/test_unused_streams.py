@@ -20,7 +20,7 @@ from streamfold.store import (
     StoreSettings,
 )
 from streamfold.store.log.stream_log import StreamLog
-from tests.store.conftest import BASIN, Bench, bodies
+from tests.store.conftest import BASIN, Bench, at_rest, bodies
 from tests.store.many_streams import (
     CREATING,
     QUIET,
@@ -76,6 +76,7 @@ async def test_a_log_takes_as_much_memory_as_the_settings_say(bench: Bench) -> N
     async with bench.store(QUIET) as store:
         await store.basin_config(BASIN)
         mount, refs = mount_of(store), [StreamRef.parse(BASIN, name) for name in names]
+        await at_rest(store)  # a pass takes memory, too
         tracemalloc.start()
         try:
             for ref in refs:

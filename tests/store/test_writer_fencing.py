@@ -23,6 +23,7 @@ from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
 from tests.proving import seeds
 from tests.s3 import S3Server
+from tests.store.conftest import PATIENCE
 from tests.store.crash.ledger import Event, Ledger, Stored
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.process import WriterProcess
@@ -30,7 +31,9 @@ from tests.store.crash.verify import BASIN, read_all, verify
 
 SEEDS = seeds(1, proving=5)
 #: Short, so that upkeep of both writers gets into each other's way. Seconds.
-SETTINGS = StoreSettings(upkeep_interval=0.05, trim_grace=0)
+SETTINGS = StoreSettings(upkeep_interval=0.05, trim_grace=0, recovery_timeout=PATIENCE)
+#: With upkeep as usual.
+PATIENT = StoreSettings(recovery_timeout=PATIENCE)
 STREAM = STREAMS[0]
 
 
@@ -47,10 +50,11 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 async def two_writers(location: Location) -> AsyncIterator[tuple[StreamStore, StreamStore]]:
     """A writer with one acknowledged record, and a second one that has just replaced it."""
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(open_store(location))
+        first = await stack.enter_async_context(open_store(location, PATIENT))
         await prepare(first)
         await first.append(BASIN, STREAM, [Record(b"before")])
-        second = await stack.enter_async_context(open_store(location, take_over=True))
+        opening = open_store(location, PATIENT, take_over=True)
+        second = await stack.enter_async_context(opening)
         yield first, second
 
 
@@ -167,12 +171,14 @@ async def test_a_writer_that_reopens_its_storage_does_not_take_it_from_its_repla
         async def open_engine() -> FaultyEngine:
             nonlocal second
             if engines:
-                second = await stack.enter_async_context(open_store(location, take_over=True))
+                opening = open_store(location, PATIENT, take_over=True)
+                second = await stack.enter_async_context(opening)
             disk = LocalDisk(location.folder) if location.folder is not None else None
             engines.append(FaultyEngine(await SlateEngine.open(location, disk)))
             return engines[-1]
 
-        first = await stack.enter_async_context(open_store(location, opener=open_engine))
+        opening = open_store(location, PATIENT, opener=open_engine)
+        first = await stack.enter_async_context(opening)
         await prepare(first)
         await first.append(BASIN, STREAM, [Record(b"before")])
         engines[-1].fail_next(CommitFault.BEFORE)
@@ -194,7 +200,7 @@ async def test_a_writer_that_reopens_its_storage_does_not_take_it_from_its_repla
 
 async def test_a_writer_takes_its_store_back_once_and_no_more(location: Location) -> None:
     """From processes that do not claim the store, as those of earlier versions."""
-    async with open_store(location) as store:
+    async with open_store(location, PATIENT) as store:
         await prepare(store)
         for expected in ([None], [WriterFencedError]):
             other = await SlateEngine.open(location)
@@ -243,7 +249,7 @@ async def test_a_start_that_is_fenced_by_the_process_that_it_replaces_tries_agai
             former.append(await SlateEngine.open(location))
         return engine
 
-    async with open_store(location, opener=open_engine) as store:
+    async with open_store(location, PATIENT, opener=open_engine) as store:
         await prepare(store)
         ack = await store.append(BASIN, STREAM, [Record(b"first")])
         assert ack.start.seq_num == 0

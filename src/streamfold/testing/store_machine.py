@@ -161,6 +161,7 @@ class StoreMachine(HostedStoreMachine):
             idle_streams=1,
             trim_grace=0,
             chunk_file_bytes=_FILE_FROM,
+            recovery_timeout=_STEP_SECONDS,
         )
         return open_store(
             self.location,
@@ -228,7 +229,10 @@ class StoreMachine(HostedStoreMachine):
     def _reconcile(
         self, stream: str, outcomes: Sequence[tuple[list[Record], object]], *, may_fail: bool
     ) -> None:
-        """Update the model. Acknowledged batches must be stored; those of unknown outcome may be."""
+        """Update the model.
+
+        Acknowledged batches must be stored, and those of unknown outcome may be.
+        """
         model = self.models[stream]
         request = ReadRequest(from_seq_num(0), count=_PLENTY)
         stored = {record.seq_num: record for record in self.run(self._read_all(stream, request))}

@@ -26,7 +26,7 @@ from streamfold.store.read.requests import ReadRequest, from_seq_num, from_tail,
 from streamfold.store.read.seek import FORK_DEPTH_MAX
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
-from tests.store.conftest import BASIN, STREAM, Bench, Clock
+from tests.store.conftest import BASIN, PATIENCE, STREAM, Bench, Clock
 from tests.store.durable_streams import (
     append,
     append_to,
@@ -185,7 +185,7 @@ async def test_a_fork_whose_source_lost_records_is_reported_as_corrupt(bench: Be
         lost = bench.engine.prepare([(keys.chunk(source.id, number), None) for number in (0, 1)])
         await bench.engine.commit(lost)
         with pytest.raises(DataCorruptError, match=r"records 0 to 1 .* missing"):
-            async with asyncio.timeout(10):  # it must not look for them without end
+            async with asyncio.timeout(PATIENCE):  # it must not look for them without end
                 await read(store, "b")
 
 

@@ -35,7 +35,7 @@ from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.blob_faults import FaultyBlobStore, Operation
 from streamfold.testing.engine_faults import CommitFault
 from streamfold.testing.faults import Fault, FaultKind, ScriptedFaults
-from tests.store.conftest import BASIN, NO_GRACE, Bench, Clock
+from tests.store.conftest import BASIN, NO_GRACE, Bench, Clock, until
 from tests.store.durable_streams import append, create, fork_of, read
 
 #: Bytes that arrive at once.
@@ -397,12 +397,13 @@ async def test_a_retention_request_that_comes_during_a_deletion_does_not_undo_it
         mounted = await store._supervisor.mounted()
         async with mounted.upkeep._turn():  # upkeep is busy with other streams
             async with mounted.catalog.locks.hold(BASIN, "s"):
+                lock = mounted.catalog.locks._locks[BASIN, "s"]
                 deletion = asyncio.create_task(store.stream(BASIN, "s").delete())
-                await asyncio.sleep(0.05)
+                await until(lambda: lock.users == 2)
                 retention = asyncio.create_task(
                     store.stream(BASIN, "s").snapshots.retain(3, whole_appends=False)
                 )
-                await asyncio.sleep(0.05)
+                await until(lambda: lock.users == 3)
             await deletion
             with pytest.raises(StreamDeletingError):
                 await retention

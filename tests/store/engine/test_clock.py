@@ -18,7 +18,7 @@ from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store, wall_clock
 from streamfold.testing.engine_faults import CommitFault, FaultyEngine
-from tests.store.conftest import BASIN, STREAM, Bench, Clock, bodies
+from tests.store.conftest import BASIN, PATIENCE, STREAM, Bench, Clock, at_rest, bodies
 from tests.store.small_tables import small_settings
 
 EVERYTHING = ReadRequest(from_seq_num(0))
@@ -67,7 +67,7 @@ async def test_appends_continue_after_a_restart_with_the_clock_300_s_behind(
 
 
 async def test_appends_continue_after_a_crash_and_a_restart_with_the_clock_behind(
-    tmp_path: Path,
+    tmp_path: Path, no_collections: None
 ) -> None:
     quiet = StoreSettings(
         upkeep_interval=3600, reclaim_after=3600
@@ -75,6 +75,7 @@ async def test_appends_continue_after_a_crash_and_a_restart_with_the_clock_behin
     async with open_store((tmp_path / "live").as_uri(), quiet, now=early) as store:
         await prepare(store)
         await store.append(BASIN, STREAM, bodies("a"))
+        await at_rest(store)
         # What a killed process leaves: times are in the WAL alone.
         draft = shutil.ignore_patterns("*.new")  # a restore point that is being written
         shutil.copytree(tmp_path / "live", tmp_path / "image", ignore=draft)
@@ -109,7 +110,8 @@ async def test_a_store_that_reopens_after_the_clock_jumped_back_takes_appends() 
         engines.append(FaultyEngine(await SlateEngine.open(location, now=now)))
         return engines[-1]
 
-    async with open_store(location, now=now, opener=opener) as store:
+    patient = StoreSettings(recovery_timeout=PATIENCE)
+    async with open_store(location, patient, now=now, opener=opener) as store:
         await prepare(store)
         await store.append(BASIN, STREAM, bodies("a"))
         clock[0] = wall_clock

@@ -17,6 +17,7 @@ from streamfold.store.engine.slatedb import _build
 from streamfold.store.engine.slatedb_clock import system_time
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
+from tests.store.conftest import at_rest
 from tests.store.crash.verify import BASIN, read_all
 
 STREAM = "orders"
@@ -37,13 +38,14 @@ async def bodies(folder: Path, *, accept_loss: int | None = None) -> list[int]:
 
 
 @pytest.fixture
-async def crashed(tmp_path: Path) -> Path:
+async def crashed(tmp_path: Path, no_collections: None) -> Path:
     """The folder of a store whose process was killed after acknowledged appends."""
     running, crashed = tmp_path / "running", tmp_path / "crashed"
     async with open_store(running.as_uri(), SETTINGS) as store:
         await store.create_basin(BASIN)
         await store.create_stream(BASIN, STREAM)
         await append(store, *range(COMMITS))
+        await at_rest(store)  # or the first pass changes files while they are copied
         shutil.copytree(running, crashed)
     return crashed
 

@@ -27,6 +27,8 @@ SETTINGS = StoreSettings(
     upkeep_interval=3600, reclaim_after=3600, chunk_file_bytes=1, trim_grace=0, leftover_grace=0
 )
 
+pytestmark = pytest.mark.usefixtures("no_collections")
+
 
 def files(folder: Path) -> set[str]:
     """Chunk files and snapshots."""

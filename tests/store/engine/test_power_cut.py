@@ -28,6 +28,7 @@ from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore, open_store
 from streamfold.testing.hostile_disk import HostileDisk, Mood
 from tests.proving import PROVING, seeds
+from tests.store.conftest import at_rest
 from tests.store.crash.ledger import Event, Ledger, StreamLedger
 from tests.store.crash.load import STREAMS, Load, prepare
 from tests.store.crash.verify import BASIN, read_all, verify
@@ -50,6 +51,11 @@ BUSY_UPKEEP = StoreSettings(
 def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have SlateDB write tables and compact them within seconds, as it does in days of real use."""
     use_small_tables(monkeypatch.setattr)
+
+
+@pytest.fixture(autouse=True)
+def _collect_on_request(no_collections: None) -> None:
+    """Stores without upkeep delete no file on their own while a test looks at their files."""
 
 
 @dataclass
@@ -243,6 +249,7 @@ async def test_a_cut_after_upkeep_that_deleted_files_loses_nothing(
     running = machine(3)
     async with running.store() as store:
         await running.prepare(store)
+        await at_rest(store)
         for number in range(3):
             await running.load(store, f"{number}").run(batches=5)
             await flush_tables(running)
@@ -397,6 +404,7 @@ async def test_nothing_is_removed_after_a_mere_crash(machine: Callable[[int], Ma
         await running.load(store, "first").run(batches=5)
         await flush_tables(running)
         await running.load(store, "second").run(batches=5)
+        await at_rest(store)
         crashed = running.folder / "crashed"
         shutil.copytree(running.store_folder, crashed)
         ledger = msgspec.json.decode(msgspec.json.encode(running.ledger), type=Ledger)

@@ -27,7 +27,7 @@ from streamfold.store.store import StreamStore, open_store
 from streamfold.wire.durable_streams.responses import SnapshotDigest
 from tests.store.catalog.test_access_tokens import SCOPE
 from tests.store.catalog.test_snapshots import publication
-from tests.store.conftest import BASIN
+from tests.store.conftest import BASIN, at_rest
 from tests.store.damaged_tables import Place, only_table
 from tests.store.durable_streams import create, fork_of
 
@@ -398,7 +398,7 @@ async def test_files_that_no_row_names_are_counted_and_named_after_their_grace(
 
 
 @pytest.fixture
-async def crashed(tmp_path: Path) -> Path:
+async def crashed(tmp_path: Path, no_collections: None) -> Path:
     """The folder of a store whose process was killed: all of it is in the log."""
     running, crashed = tmp_path / "running", tmp_path / "crashed"
     async with open_store(running.as_uri(), SETTINGS) as store:
@@ -408,6 +408,7 @@ async def crashed(tmp_path: Path) -> Path:
         await mount.engine.flush()
         for number in range(8):
             await append_text(store, "early", number)
+        await at_rest(store)
         while not crashed.exists():
             try:
                 shutil.copytree(running, crashed)

@@ -6,12 +6,18 @@ from streamfold.store.engine.location import FileLimits
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
-from tests.store.conftest import BASIN, STREAM, Bench
+from tests.store.conftest import BASIN, PATIENCE, STREAM, Bench
 
 #: Bytes from which records of one commit are a file in these tests.
 FILE_FROM = 1000
 #: Readers find nothing in memory: they read what is stored.
-SETTINGS = StoreSettings(trim_grace=0, leftover_grace=0, chunk_file_bytes=FILE_FROM, recent_bytes=0)
+SETTINGS = StoreSettings(
+    trim_grace=0,
+    leftover_grace=0,
+    chunk_file_bytes=FILE_FROM,
+    recent_bytes=0,
+    recovery_timeout=PATIENCE,
+)
 LARGE = bytes(range(256)) * 4
 LIMITS = FileLimits(FILE_FROM, reads_max=1, deletes_max=1)
 

@@ -23,7 +23,18 @@ from streamfold.store.log.shares import AppendAck
 from streamfold.store.read.requests import ReadRequest, from_seq_num
 from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
-from tests.store.conftest import BASIN, EPOCH, STREAM, Bench, Clock, at, bodies, later, submit
+from tests.store.conftest import (
+    BASIN,
+    EPOCH,
+    STREAM,
+    Bench,
+    Clock,
+    at,
+    bodies,
+    later,
+    submit,
+    until,
+)
 from tests.store.durable_streams import append_to, create
 
 EVERYTHING = ReadRequest(from_seq_num(0))
@@ -275,6 +286,7 @@ async def test_an_append_that_is_larger_than_the_room_for_all_gets_in_alone(benc
             asyncio.create_task(append_to(store, STREAM, Claim(OCTETS), large)),
             asyncio.create_task(store.append(BASIN, STREAM, bodies("after"))),
         ]
+        await until(lambda: store.queue.waiting)
         await asyncio.sleep(0.1)
         assert store.queue.waiting == 1  # the other is behind it in the queue of their stream
         bench.engine.resume()
@@ -349,7 +361,7 @@ async def test_a_refusal_comes_although_others_never_stop_appending(
 
     bench.engine.inner.commit = commit_after_the_next_has_begun  # type: ignore[method-assign]
     appends = [asyncio.create_task(store.append(BASIN, STREAM, bodies("first")))]
-    await asyncio.sleep(0.02)
+    await until(lambda: begun)
     refused = asyncio.create_task(store.append(BASIN, STREAM, bodies("x"), match_seq_num=7))
     for number in range(5):  # there is always one that is not durable
         appends.append(asyncio.create_task(store.append(BASIN, STREAM, bodies("more"))))

@@ -16,7 +16,7 @@ from streamfold.store.engine.engine import commit_rows
 from streamfold.store.mount import Mount
 from streamfold.store.rows import StateRow, TailMark
 from streamfold.testing.engine_faults import CommitFault
-from tests.store.conftest import BASIN, Bench, Clock, bodies
+from tests.store.conftest import BASIN, Bench, Clock, at_rest, bodies
 from tests.store.durable_streams import append, create
 from tests.store.many_streams import watch
 
@@ -75,6 +75,7 @@ async def test_a_stream_is_opened_by_point_reads_of_two_rows(bench: Bench) -> No
         row = await mount_of(store).stream(A)
         assert row is not None
     async with bench.store(ONE_LOG) as store:
+        await at_rest(store)
         watched = watch(bench)
         assert (await store.check_tail(BASIN, "a")).seq_num == 2
         assert watched.read_by_callers == [[keys.stream(*A)], [keys.state(row.id)]]

@@ -15,7 +15,7 @@ from streamfold.model.records import trim_record
 from streamfold.store import ReadRequest, StoreSettings, from_seq_num, from_tail, from_timestamp
 from streamfold.store.store import StreamStore, open_store
 from tests.store.catalog.test_snapshots import publication
-from tests.store.conftest import BASIN, Bench, Clock, bodies
+from tests.store.conftest import BASIN, Bench, Clock, at_rest, bodies
 from tests.store.durable_streams import append, create, fork_of, read
 from tests.store.log.test_trim_grace import next_seq_nums
 from tests.store.many_streams import watch
@@ -30,6 +30,7 @@ async def store(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[S
     async with bench.store(settings) as opened:
         await opened.create_basin(BASIN)
         await opened.create_stream(BASIN, "hour", HOUR)
+        await at_rest(opened)
         yield opened
 
 
@@ -104,6 +105,7 @@ async def test_a_reader_of_a_busy_stream_looks_up_each_chunk_about_once(
             clock.pass_seconds(1)
             await store.append(BASIN, "hour", bodies("x"))
         clock.pass_seconds(3600 - 400)
+        await at_rest(store)
         watched = watch(bench)
         for _ in range(390):
             clock.pass_seconds(1)

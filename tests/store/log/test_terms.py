@@ -29,14 +29,10 @@ from streamfold.store.append_queues import AppendOutcome
 from streamfold.store.log.admission import AppendRequest
 from streamfold.store.log.terms import PRODUCER_IDLE, PRODUCERS_MAX, Terms
 from streamfold.store.rows import StateRow
-from streamfold.store.settings import StoreSettings
 from streamfold.store.store import StreamStore
 from streamfold.testing.engine_faults import CommitFault
 from tests.store.conftest import BASIN, Bench, Clock
 from tests.store.durable_streams import append, append_to, batches, create, read
-
-#: Storage that is given up after a failure comes back at once.
-QUICK = StoreSettings(recovery_timeout=30.0)
 
 
 async def test_everything_that_an_append_changes_survives_a_restart(bench: Bench) -> None:
@@ -95,7 +91,7 @@ async def test_sequences_and_producers_survive_a_restart(bench: Bench) -> None:
 async def test_a_failed_commit_moves_all_of_it_or_nothing(
     bench: Bench, fault: CommitFault, bodies: tuple[bytes, ...]
 ) -> None:
-    async with bench.store(QUICK) as store:
+    async with bench.store() as store:
         await store.create_basin(BASIN)
         await create(store, "s")
         await append(store, "s", b"0", producer=("p", 1, 0), seq="a")
@@ -132,7 +128,7 @@ async def test_a_refusal_is_not_sent_before_the_state_behind_it_is_durable(bench
 
 
 async def test_a_refusal_is_unknown_when_what_it_rests_on_was_lost(bench: Bench) -> None:
-    async with bench.store(QUICK) as store:
+    async with bench.store() as store:
         await store.create_basin(BASIN)
         await create(store, "s")
         bench.engine.hold()

@@ -16,7 +16,7 @@ from streamfold.store import ReadRequest, StoreSettings, from_seq_num, from_tail
 from streamfold.store.read.reader import Reader
 from streamfold.store.store import StreamStore
 from tests.store.catalog.test_snapshots import publication
-from tests.store.conftest import BASIN, STREAM, Bench, Clock, bodies
+from tests.store.conftest import BASIN, STREAM, Bench, Clock, at_rest, bodies
 from tests.store.durable_streams import append, create, fork_of, read
 from tests.store.upkeep.test_upkeep import first_seq_num, stored_chunks
 
@@ -31,6 +31,7 @@ async def store(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[S
     async with bench.store(settings) as opened:
         await opened.create_basin(BASIN)
         await opened.create_stream(BASIN, STREAM)
+        await at_rest(opened)
         yield opened
 
 

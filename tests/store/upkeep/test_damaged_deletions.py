@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-from streamfold.store.upkeep.background import Upkeep
-from tests.store.conftest import BASIN, Clock
+from tests.store.conftest import BASIN, Clock, at_rest
 from tests.store.damaged_tables import Table
 from tests.store.read.test_damage import damage_at, opened, table
 
 __all__ = ["table"]
-
-
-async def at_rest(upkeep: Upkeep) -> None:
-    """Return once the background neither works nor is asked to."""
-    async with asyncio.timeout(30):
-        while upkeep._busy.locked() or upkeep._wake.is_set():  # noqa: ASYNC110  # there is no event
-            await asyncio.sleep(0.001)
 
 
 async def test_a_basin_whose_records_are_damaged_does_not_keep_the_background_busy(
@@ -26,8 +17,7 @@ async def test_a_basin_whose_records_are_damaged_does_not_keep_the_background_bu
     damage_at(table, 100)
     async with opened(tmp_path, clock) as store:
         await store.delete_basin(BASIN)
-        upkeep = (await store._supervisor.mounted()).upkeep
-        await at_rest(upkeep)
+        await at_rest(store)
         [basin] = (await store.list_basins()).items
         assert basin.deleted_at is not None
 
@@ -37,5 +27,5 @@ async def test_a_basin_goes_soon_after_its_streams(
 ) -> None:
     async with opened(tmp_path, clock) as store:
         await store.delete_basin(BASIN)
-        await at_rest((await store._supervisor.mounted()).upkeep)
+        await at_rest(store)
         assert not (await store.list_basins()).items

@@ -205,6 +205,7 @@ async def test_a_store_that_is_no_longer_written_returns_memory(
 ) -> None:
     trims: list[int] = []
     monkeypatch.setattr(memory_release, "trim_memory", lambda: trims.append(0))
+    monkeypatch.setattr(memory_release, "_INTERVAL", 3600.0)  # the test checks, and nobody else
     batch = [Record(incompressible(10_000, number)) for number in range(100)]
     async with bench.store() as store:
         await store.create_basin(BASIN)

@@ -178,7 +178,7 @@ def test_a_decoder_holds_little_more_than_the_unfinished_frame() -> None:
         for _ in range(500):  # never at the end of a frame
             frames = decode_all(decoder, frame[3:] + frame[:3])
             assert [len(found.body) for found in frames] == [1000]
-        assert tracemalloc.get_traced_memory()[0] < 10_000
+        assert tracemalloc.get_traced_memory()[0] < 100_000  # of 500,000; other threads need some
         decoder = FrameDecoder()
         decoder.feed(encode_frame(bytes(BODY_MAX))[:4])
         for _ in range(100_000):
