@@ -371,28 +371,25 @@ class OpenDoor:
     def _drain(self) -> None:
         """Take everything that the door has queued, in order."""
         for event in self._native.drain():
-            if event[0] == _REQUEST:
+            kind, id_ = event[0], event[1]
+            if kind == _REQUEST:
                 self._begin(*event)
-                continue
-            kind, id_, *rest = event
-            if kind == _OPENED:
-                address, port = rest
-                self._connections.open(id_, address, port, self.cut)
+            elif (exchange := self._exchanges.get(id_)) is not None:  # no connection has its id
+                if kind == _PIECE:
+                    exchange.on_piece(event[2])
+                elif kind == _BODY_END:
+                    exchange.on_piece(b"")
+                elif kind == _GONE:
+                    exchange.on_gone()
+                elif kind == _TAKEN:
+                    exchange.on_taken()
+            elif kind == _OPENED:
+                self._connections.open(id_, event[2], event[3], self.cut)
             elif kind == _CLOSED:
-                (silent,) = rest
-                self._connections.close(id_, silent=silent)
+                self._connections.close(id_, silent=event[2])
             elif kind == _STOPPED:
                 self._stopped.set()
-            elif (exchange := self._exchanges.get(id_)) is None:
-                pass  # the server was done with it before
-            elif kind == _PIECE:
-                exchange.on_piece(*rest)
-            elif kind == _BODY_END:
-                exchange.on_piece(b"")
-            elif kind == _GONE:
-                exchange.on_gone()
-            elif kind == _TAKEN:
-                exchange.on_taken()
+            # Everything else is about requests that the server was done with before.
 
     def _begin(self, _kind: int, id_: int, connection_id: int, *head: Any) -> None:
         """Start a task for a request."""

@@ -198,8 +198,9 @@ class Request:
         upload: Upload | None = None
         while self._to_come:
             if paused():
-                self._release_upload()
-                upload = None
+                if upload is not None:
+                    self._release_upload()
+                    upload = None
                 chunk = await self._piece()
             else:
                 if upload is None:

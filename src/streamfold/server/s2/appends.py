@@ -88,7 +88,7 @@ class AppendSession:
         self._loop = asyncio.get_running_loop()
         #: Batches to acknowledge, in order. The last step is the end of the session.
         self._steps: deque[Submission | _End] = deque()
-        #: Wakes `_acknowledge` when the first step may be settled; None while nothing waits.
+        #: Wakes `_acknowledge` when there is a step; None before it first waits for one.
         self._ready: asyncio.Future[None] | None = None
         self._outstanding = 0
         #: Set when a batch is acknowledged.
@@ -131,12 +131,6 @@ class AppendSession:
 
     def _add_step(self, step: Submission | _End) -> None:
         self._steps.append(step)
-        if isinstance(step, Submission):
-            step.ack.add_done_callback(self._wake)
-        else:
-            self._wake()
-
-    def _wake(self, _: asyncio.Future[AppendAck] | None = None) -> None:
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
 
@@ -215,29 +209,35 @@ class AppendSession:
         """
         frames: list[bytes] = []
         while True:
-            while self._steps and _is_settled(self._steps[0]):
-                outcome = self._outcome(self._steps.popleft())
-                if not isinstance(outcome, AppendAck):
-                    if frames:
-                        await stream.send(b"".join(frames))
-                    return outcome
-                frames.append(self._ack_frame(outcome))
-                self._outstanding -= 1
-                self._acknowledged.set()
-            if frames:
+            if frames and not (self._steps and _is_settled(self._steps[0])):
                 await stream.send(b"".join(frames))
                 frames.clear()
-            else:
-                self._ready = self._loop.create_future()
-                await self._ready
+            outcome = await self._next_outcome()
+            if not isinstance(outcome, AppendAck):
+                if frames:
+                    await stream.send(b"".join(frames))
+                return outcome
+            frames.append(self._ack_frame(outcome))
+            self._outstanding -= 1
+            self._acknowledged.set()
 
-    def _outcome(self, step: Submission | _End) -> AppendAck | _End:
-        if not isinstance(step, Submission):
-            return step
+    async def _next_outcome(self) -> AppendAck | _End:
+        """Take the first step, once it is settled.
+
+        Cancelling the caller withdraws its batch, unless the store has accepted that.
+        """
+        while not self._steps:
+            self._ready = self._loop.create_future()
+            await self._ready
+        step = self._steps[0]
         try:
-            ack = step.ack.result()
+            if not isinstance(step, Submission):
+                return step
+            ack = await step.ack
         except Exception as error:
             return error
+        finally:
+            self._steps.popleft()
         self._instruments.observe(step, ack)
         return ack
 

@@ -39,6 +39,8 @@ _COMPRESSION_FLAGS: Final = {
     Compression.ZSTD: 0x20,
     Compression.GZIP: 0x40,
 }
+# Looked up once: in Python 3.11 each lookup of a member takes as long as a call.
+_PLAIN: Final = Compression.NONE
 _COMPRESSIONS: Final = {flag: compression for compression, flag in _COMPRESSION_FLAGS.items()}
 
 
@@ -137,6 +139,8 @@ class FrameDecoder:
         """
         if self._refusal is not None:
             raise self._refusal
+        if self._buffered < _LENGTH_SIZE:
+            return None
         try:
             return self._next_packed()
         except BadFrameError as error:
@@ -156,8 +160,6 @@ class FrameDecoder:
             raise BadFrameError(f"the session ends {self._buffered} bytes into a frame")
 
     def _next_packed(self) -> PackedFrame | None:
-        if self._buffered < _LENGTH_SIZE:
-            return None
         head = self._copy(0, _HEAD_SIZE)
         length = int.from_bytes(head[:_LENGTH_SIZE], "big")
         if not 1 <= length <= FRAME_MAX:
@@ -166,7 +168,11 @@ class FrameDecoder:
         if self._buffered < end:
             return None
         body = self._copy(_HEAD_SIZE, end)
-        self._drop(end)
+        if end == self._buffered:
+            self._parts.clear()
+            self._start = self._buffered = 0
+        else:
+            self._drop(end)
         return PackedFrame(head[-1], body)
 
     def _copy(self, start: int, end: int) -> bytes:
@@ -203,7 +209,7 @@ class FrameDecoder:
 
 def encode_frame(
     message: bytes,
-    compression: Compression = Compression.NONE,
+    compression: Compression = _PLAIN,
     *,
     zstd_level: int = ZSTD_LEVEL,
     reconnect_advised: bool = False,
@@ -214,9 +220,11 @@ def encode_frame(
             f"a message of {len(message)} bytes does not fit a frame of {BODY_MAX}: "
             "read fewer records at once, or read without a session"
         )
+    advice = _RECONNECT_ADVISED if reconnect_advised else 0
+    if compression is _PLAIN:
+        return _head(advice, len(message)) + message  # in fewer steps: all acks are like this
     body, used = compress_if_smaller(message, compression, zstd_level)
-    flag = _COMPRESSION_FLAGS[used] | (_RECONNECT_ADVISED if reconnect_advised else 0)
-    return _assemble(flag, body)
+    return _assemble(_COMPRESSION_FLAGS[used] | advice, body)
 
 
 def encode_terminal(failure: Failure) -> bytes:
