@@ -281,8 +281,7 @@ class Mount:
         value = None if row is None else rows.encode(row)
         await self.committer.write([(keys.stream(*ref), value), *ops], content)
         if content is not None and content.chunks:
-            for stored_bytes in content.stored_bytes:
-                self.live.add(stored_bytes)
+            self.live.add(len(content.chunks), sum(content.stored_bytes))
             self.observer.content_stored(content)
         if row is not None:
             self.observer.stream_written(ref, row)
@@ -501,16 +500,21 @@ class Mount:
 
     def _on_durable(self, shares: Sequence[Share]) -> None:
         self.live.commits += 1
+        add_recent = self.recent.add
+        count = size = 0
         for share in shares:
-            for chunk, stored_bytes in zip(share.chunks, share.stored_bytes, strict=True):
-                self.recent.add(share.log.id, chunk)
-                self.live.add(stored_bytes)
-            if share.log.terms.has_producers and self._logs.get(share.log.ref) is share.log:
-                self._count_producers(share.log)
+            log = share.log
+            for chunk in share.chunks:
+                add_recent(log.id, chunk)
+            count += len(share.chunks)
+            size += sum(share.stored_bytes)
+            if log.terms.has_producers and self._logs.get(log.ref) is log:
+                self._count_producers(log)
             if share.trimmed:
-                at_once = share.trim_point_at_once > share.log.trims.effective
+                at_once = share.trim_point_at_once > log.trims.effective
                 deletable_at = self.now() + (0 if at_once else self._trim_grace)
-                self.observer.trimmed(share.log, deletable_at)
+                self.observer.trimmed(log, deletable_at)
+        self.live.add(count, size)
         self.observer.appended(shares)
         if self._producer_total > _PRODUCERS_MAX:
             self._shrink()

@@ -88,11 +88,11 @@ class MountedStore(MountObserver):
 
     def appended(self, shares: Sequence[Share]) -> None:
         self.usage.appended(shares)
-        if self.supervisor.listeners:
+        for listener in self.supervisor.listeners:
             for share in shares:
-                if share.chunks:
-                    first, end = share.chunks[0].first_seq_num, share.chunks[-1].last_seq_num + 1
-                    self.supervisor.notify_listeners(*share.log.ref, first, end)
+                if chunks := share.chunks:
+                    basin, stream = share.log.ref
+                    listener(basin, stream, chunks[0].first_seq_num, chunks[-1].last_seq_num + 1)
 
     def committed(self, report: CommitReport) -> None:
         for listener in self.supervisor.commit_listeners:

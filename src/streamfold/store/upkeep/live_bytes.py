@@ -46,9 +46,9 @@ class LiveBytes:
         """A number that grows with everything written or deleted."""
         return self.added + self.removed
 
-    def add(self, value_bytes: int) -> None:
-        """Count a durable chunk whose value has `value_bytes`."""
-        size = value_bytes + _ROW_BYTES
+    def add(self, chunks: int, value_bytes: int) -> None:
+        """Count durable chunks whose values have `value_bytes` in all."""
+        size = value_bytes + chunks * _ROW_BYTES
         self.added += size
         if self.total is not None:
             self.total += size

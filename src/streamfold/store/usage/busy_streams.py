@@ -48,11 +48,12 @@ class BusyStreams:
 
     def count(self, share: Share) -> None:
         """Count one stream's share of a durable commit."""
-        stream = self._current.get(share.log.id)
+        log = share.log
+        stream = self._current.get(log.id)
         if stream is None:
             if len(self._current) >= STREAMS_MAX:
                 self._drop_least()
-            stream = self._current[share.log.id] = BusyStream(share.log.ref)
+            stream = self._current[log.id] = BusyStream(log.ref)
         for chunk in share.chunks:
             stream.records += chunk.records
         stream.bytes += share.metered

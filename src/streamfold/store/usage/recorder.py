@@ -203,14 +203,15 @@ class UsageKeeper:
     def appended(self, shares: Sequence[Share]) -> None:
         """Count the streams' shares of a durable commit."""
         amounts: dict[tuple[str, StorageClass], tuple[int, int]] = {}
-        busy = self.recorder.busy
+        busy, held_bytes = self.recorder.busy, self.held_bytes
         busy.advance()
         for share in shares:
             if share.chunks:
-                owner = share.log.basin, share.log.row.config.storage_class
+                log = share.log
+                owner = log.basin, log.row.config.storage_class
                 batches, metered = amounts.get(owner, (0, 0))
                 amounts[owner] = batches + len(share.batches), metered + share.metered
-                self.held_bytes.appended(share)
+                held_bytes.appended(share)
                 busy.count(share)
         for (basin, kind), (batches, metered) in amounts.items():
             self.recorder.record_appends(basin, kind, batches, metered)
