@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -26,6 +27,10 @@ from streamfold.records.rules import (
     missing_timestamp,
     too_many_records,
 )
+
+# Looked up once: in Python 3.11 each lookup of a member takes as long as a call.
+_CLIENT_REQUIRE: Final = TimestampMode.CLIENT_REQUIRE
+_ARRIVAL: Final = TimestampMode.ARRIVAL
 
 __all__ = ["Fence", "RecordBatch", "Sequenced", "Trim"]
 
@@ -63,8 +68,9 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
         count, metered = len(batch), batch.metered
         check_count(count)
         check_metered(metered)
-        commands = [command_of(*record) for record in batch.nameless()]
-        return cls(count, metered, tuple(commands), batch)
+        nameless = batch.nameless()
+        commands = tuple([command_of(*record) for record in nameless]) if nameless else ()
+        return cls(count, metered, commands, batch)
 
     @property
     def only_trims(self) -> bool:
@@ -79,9 +85,9 @@ class RecordBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
         Does not modify the batch, so it may be called again with another slot.
         """
         mode, batch = slot.mode, self._records
-        if mode is TimestampMode.CLIENT_REQUIRE and (missing := batch.unstamped) is not None:
+        if mode is _CLIENT_REQUIRE and (missing := batch.unstamped) is not None:
             raise missing_timestamp(missing)
-        arrival = mode is TimestampMode.ARRIVAL
+        arrival = mode is _ARRIVAL
         return Sequenced(*batch.sequence(slot.first, slot.now, slot.floor, arrival, slot.uncapped))
 
     def bodies(self) -> list[bytes]:

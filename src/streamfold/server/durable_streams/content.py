@@ -25,6 +25,7 @@ from streamfold.records.protobuf import encode_append_header, varint
 from streamfold.server.http.bodies import check_plain
 from streamfold.server.http.offload import COPIED_BYTES
 from streamfold.server.http.request import Request
+from streamfold.server.http.router import memoize_short
 from streamfold.server.snapshots import UpdateParts
 from streamfold.store.append_queues import APPEND_BYTES_MAX
 from streamfold.store.read.requests import ReadBatch
@@ -73,6 +74,7 @@ PIECE_MAX: Final = BATCH_BYTES_MAX - _OVERHEAD
 MESSAGES_MAX: Final = 100_000
 
 _LIMITS: Final = Limits(MESSAGES_MAX, PIECE_MAX)
+_is_json: Final = memoize_short(is_json)
 #: The first header of a continued record, encoded as in an AppendInput.
 _MARK: Final = encode_append_header(CONTINUED)
 
@@ -87,7 +89,7 @@ class Updates(NamedTuple):
 
 def is_light(content: ContentBody, content_type: str) -> bool:
     """Return whether `to_batches` takes at most a millisecond, whatever the content."""
-    if is_json(content_type):
+    if _is_json(content_type):
         return content.size <= PLAIN_BYTES and is_plain(content.joined())
     return content.size <= COPIED_BYTES
 
@@ -97,7 +99,7 @@ def to_batches(
 ) -> Sequence[RecordBatch]:
     """Convert one append's body to batches, to be appended together."""
     body = content.joined()
-    if is_json(content_type):
+    if _is_json(content_type):
         pieces = split_messages(body, _LIMITS, allow_empty=allow_empty) if body else []
     elif len(body) <= PIECE_MAX:
         pieces = [body] if body else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Final
 
 from streamfold.model import grants
 from streamfold.model.access_tokens import Right
@@ -33,6 +34,7 @@ from streamfold.server.durable_streams.streams import (
 from streamfold.server.durable_streams.subscriptions import Subscriptions
 from streamfold.server.http.bodies import answer_json
 from streamfold.server.http.drain import DrainGate
+from streamfold.server.http.headers import text_of
 from streamfold.server.http.problems import ClientHangupError, answer_problem, drop_traceback
 from streamfold.server.http.request import Request
 from streamfold.server.http.router import Route
@@ -43,6 +45,7 @@ from streamfold.wire.durable_streams.headers import parse_trim_on_snapshot
 from streamfold.wire.durable_streams.offsets import format_offset
 from streamfold.wire.s2 import headers as s2_headers
 
+_ENCRYPTION_KEY: Final = s2_headers.ENCRYPTION_KEY.encode()
 #: All subscription routes are below this path.
 _CONTROLS = f"{ROOT}{CONTROL}/"
 #: Right required for a request on a stream or one of its sub-resources, by method.
@@ -237,6 +240,6 @@ class DurableStreamsFace:
 
 
 def _key(request: Request) -> SealingKey | None:
-    key_text = request.header(s2_headers.ENCRYPTION_KEY)
-    key = s2_headers.parse_encryption_key(key_text) if key_text else None
+    key_text = request.headers.get(_ENCRYPTION_KEY)
+    key = s2_headers.parse_encryption_key(text_of(key_text)) if key_text else None
     return None if key is None else SealingKey(key.reveal())
