@@ -390,6 +390,7 @@ async def open_store(
 ) -> AsyncIterator[StreamStore]:
     """Open the store at `url` (memory:, a folder, s3://bucket/prefix) as its only writer.
 
+    `settings` trade latency, cost and memory; the defaults suit a small server.
     On local disk, a store that is already open raises StoreInUseError unless `take_over` is set.
     With `take_over`, and always on object storage, opening fences the other writer, whose appends
     then fail. Leaving the context waits until all accepted appends are acknowledged. `accept_loss`

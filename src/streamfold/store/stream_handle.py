@@ -160,7 +160,11 @@ class StreamHandle(msgspec.Struct, frozen=True):
         create_with: StreamConfigLayer | None = BASIN_DEFAULTS,
         key: SealingKey | None = None,
     ) -> Submission:
-        """Submit a batch, appended atomically after all batches submitted before it.
+        """Submit `records` as one batch, appended atomically after all batches submitted before it.
+
+        With `match_seq_num`, the append is refused unless the first record gets this seq_num. With
+        `fencing_token`, it is refused unless the stream has this token. `create_with` and `key` are
+        those of the class.
 
         Submissions wait in memory: before submitting much more, wait until this one is `decided`.
         """

@@ -176,24 +176,27 @@ class Archive:
         time: datetime | None = None,
         at_source: str | None = None,
     ) -> TablePlan:
-        """Return a plan for reading the table at the head, a position or a time.
+        """Return a plan for reading the table at the head, or at one earlier point.
 
-        `at_source` is a source position (a PostgreSQL LSN). It plans the newest table without a
-        change committed after it.
+        `position`: the table with exactly the changes up to this position of the stream.
+        `time`: the newest table that was committed by then.
+        `at_source`: the newest table without a change that the source committed after this position
+        (a PostgreSQL LSN).
         """
         return plan_table(
             self.manifest, self.order, position=position, time=time, at_source=at_source
         )
 
     def plan_changes(self, since: str, *, until: str | None = None) -> ChangesPlan:
-        """Return the diffs that lead from one position to another, or to the head."""
+        """Return the diffs that lead from position `since` to position `until`, or to the head."""
         return plan_changes(self.manifest, self.order, since, until=until)
 
     def read(
         self, plan: TablePlan, *, columns: Sequence[str] | None = None
     ) -> AsyncGenerator[pa.Table]:
-        """Yield the table of a plan in pieces: at least one, possibly empty.
+        """Yield the table of `plan` in pieces: at least one, possibly empty.
 
+        `columns` names the columns to read, in their order; None reads all.
         Memory holds the net changes of the plan, or of one key bucket, and a piece of the base.
         Raises `PartGoneError` if files were collected since the plan was made.
         """
@@ -212,7 +215,11 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Return the table at the head, a position, a time or a source position."""
+        """Return the table at the head, or at one earlier point.
+
+        `position`, `time` and `at_source` choose the point as in `plan`, and `columns` the columns as
+        in `read`.
+        """
 
         async def rebuild() -> pa.Table:
             plan = self.plan(position=position, time=time, at_source=at_source)
@@ -230,6 +237,7 @@ class Archive:
     ) -> AsyncGenerator[pa.RecordBatch]:
         """Yield the table's rows in batches, which need not fit into memory together.
 
+        `position`, `time`, `at_source` and `columns` are those of `table`.
         Yields at least one batch, which may be empty but has the columns. Raises `PartGoneError` if
         files were garbage-collected after the first rows were yielded. In that case, start again.
         """
@@ -257,7 +265,10 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
-        """Return the table for pandas with Arrow types, in which integers with nulls stay exact."""
+        """Return the table for pandas with Arrow types, in which integers with nulls stay exact.
+
+        `position`, `time`, `at_source` and `columns` are those of `table`.
+        """
         import pandas as pd
 
         table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
@@ -271,7 +282,10 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> pl.DataFrame:
-        """Return the table for polars."""
+        """Return the table for polars.
+
+        `position`, `time`, `at_source` and `columns` are those of `table`.
+        """
         import polars as pl
 
         table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
@@ -286,7 +300,10 @@ class Archive:
         at_source: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> duckdb.DuckDBPyRelation:
-        """Return the table as a relation of the given connection, or of DuckDB's default one."""
+        """Return the table as a relation of `connection`, or of DuckDB's default connection.
+
+        `position`, `time`, `at_source` and `columns` are those of `table`.
+        """
         import duckdb
 
         table = await self.table(position=position, time=time, at_source=at_source, columns=columns)
@@ -327,7 +344,8 @@ class Archive:
     ) -> Verification:
         """Check every live file in every format and return all problems.
 
-        `deep` also rebuilds the table at each re-base and compares it with the new base.
+        Calls `on_file` after each file. `deep` also rebuilds the table at each re-base and compares
+        it with the new base.
         """
         manifest = self.manifest
         verification = await Verifier(manifest, self.files, self._decoding, deep).run(on_file)

@@ -174,8 +174,11 @@ class ArchiveWriter:
         source_range: SourceRange | None = None,
         incomplete_before: str | None = None,
     ) -> Manifest:
-        """Commit all rows of the table at `to_position`, and open an epoch.
+        """Commit all `rows` of the table at `to_position`, and open an epoch.
 
+        The manifest records `reason`. `reuse` names key buckets that have not changed since the last
+        base, whose files are reused. `source` names the source of the records and how far it was read;
+        `source_range` names the source commits that the rows contain.
         A base after the head needs the reason `GAP`: no diff has the changes in between, so
         followers must load the base. `rebase` commits those changes too, which saves followers
         the load. `incomplete_before` states that changes before that position, and so perhaps rows,
@@ -206,9 +209,10 @@ class ArchiveWriter:
     ) -> Manifest:
         """Commit a base together with the diff from the head to it, which saves followers a reload.
 
-        `reuse` names key buckets without changes since the last base, whose files are reused.
-        Changes up to the head are already in the archive and are not read. `source_range` is the
-        range of the changes.
+        `rows` are the table's at `to_position`, and `changes` the net changes since the head; earlier
+        ones are already in the archive and are not read. `record_count` is the number of stream
+        records behind the changes. `reason`, `reuse`, `source` and `source_range` are those of
+        `write_base`.
         """
         await self._owned.settle()
         if not self._is_after_head(to_position):
@@ -247,9 +251,10 @@ class ArchiveWriter:
         source: Source | None = None,
         source_range: SourceRange | None = None,
     ) -> Manifest:
-        """Commit the net changes of `(from, to]`.
+        """Commit the net `changes` after `from_position`, up to and including `to_position`.
 
-        Writes nothing if the archive covers them already.
+        Writes nothing if the archive covers them already. `record_count` is the number of stream
+        records behind the changes; `source` and `source_range` are those of `write_base`.
         """
         await self._owned.settle()
         if self._covers(from_position, to_position):
