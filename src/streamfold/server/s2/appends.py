@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from streamfold.errors import StoreClosingError, StreamfoldError
@@ -34,10 +35,9 @@ from streamfold.wire.s2.records_proto import decode_append_frame, encode_append_
 #: Unacknowledged batches of one session before reading from the client pauses. The store's
 #: admission bounds their bytes, and this bounds the number of small ones.
 OUTSTANDING_MAX: Final = 1024
-#: Seconds for which an idle session still accepts appends once the server drains, because their
-#: acks advise the client to reconnect. A server that is handing over rejects everyone else
-#: meanwhile.
-_ADVICE: Final = 2.0
+#: Seconds for which a session still accepts appends once the server drains, because their acks advise
+#: the client to reconnect. A server that is handing over rejects everyone else meanwhile.
+_ADVICE: Final = 1.0
 #: Seconds between the last ack and the frame that sends the client to another server. S2's Python
 #: client loses an append submitted just as both arrive (upstream defect 27).
 _LAST_ACK: Final = 0.2
@@ -102,7 +102,6 @@ class AppendSession:
             reader = group.create_task(self._read())
             closers = (
                 group.create_task(self._close_when_draining(reader)),
-                group.create_task(self._close_at_deadline(reader)),
                 group.create_task(self._close_when_unauthenticated(reader)),
             )
             try:
@@ -173,19 +172,16 @@ class AppendSession:
         return await self._request.offload(decode_append_frame, unpacked)
 
     async def _close_when_draining(self, reader: asyncio.Task[None]) -> None:
-        """End an idle session two seconds after the server began to drain.
+        """Stop reading from the client a second after the server began to drain.
 
         Only an ack can carry the advice to reconnect. A client that follows it stops sending, and
-        ends the session itself once it has its remaining acks.
+        ends the session itself once it has its remaining acks. S2's clients do not follow it if they
+        have reconnected within the last minute: they send until the session ends.
         """
         await self._gate.draining.wait()
-        if self._outstanding:
-            return  # the next ack advises its client; otherwise the deadline ends the session
-        await asyncio.sleep(_ADVICE)
-        self._end(reader, StoreClosingError())
-
-    async def _close_at_deadline(self, reader: asyncio.Task[None]) -> None:
-        await self._gate.expired.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ADVICE):
+                await self._gate.expired.wait()
         self._end(reader, StoreClosingError())
 
     async def _close_when_unauthenticated(self, reader: asyncio.Task[None]) -> None:
