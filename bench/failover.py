@@ -32,6 +32,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 async def restart_both(pair: Pair, first: Node, second: Node, load: Load) -> None:
     first.process.send_signal(signal.SIGTERM)
     await first.ending()
+    await second.serves()  # or the restarted server may come by the lease before it
     first = await pair.start(0)
     await load.advance()
     await first.logged("standby: ")

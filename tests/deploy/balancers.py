@@ -112,5 +112,12 @@ async def _listens(port: int) -> bool:
     return True
 
 
+async def logged(log: Path, text: str) -> None:
+    """Return once a load balancer's log has this text."""
+    async with asyncio.timeout(120):
+        while text not in _text(log):  # noqa: ASYNC110 - a file announces nothing
+            await asyncio.sleep(0.01)
+
+
 def _text(log: Path) -> str:
     return log.read_text()

@@ -5,20 +5,37 @@ client repeats fails.
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import pytest
+from s2_sdk import AppendInput, Record
 
 from streamfold.cli.exit_status import ExitStatus
-from tests.deploy.balancers import Balancer, haproxy, nginx
+from tests.deploy.balancers import Balancer, haproxy, logged, nginx
 from tests.deploy.load import Load, loading
 from tests.ports import free_port
 from tests.s3 import S3Server
-from tests.server.test_standby import NEVER, Bucket, Node, suspended
+from tests.server.frames import PATH, SESSION, frames_in
+from tests.server.raw_h1 import h1_client
+from tests.server.raw_h2 import h2_client
+from tests.server.test_standby import (
+    APPEND_SESSION,
+    BASIN,
+    NEVER,
+    STREAM,
+    Bucket,
+    Node,
+    client_of,
+    create_stream,
+    failure_of,
+    suspended,
+)
 
 #: Seconds, as by default: the load and its storage share the processors of one machine, and a server
 #: that comes by none for a while must not lose its lease.
@@ -100,6 +117,7 @@ async def restart_both(pair: Pair, load: Load, active: Node, standby: Node) -> i
     before = load.lost_by_client
     active.process.send_signal(signal.SIGTERM)
     assert (await active.ending()).status == 0
+    await standby.serves()  # or the restarted server may come by the lease before it
     again = await pair.start(0)
     await load.advance()
     await again.logged("standby: ")
@@ -107,6 +125,38 @@ async def restart_both(pair: Pair, load: Load, active: Node, standby: Node) -> i
     assert (await standby.ending()).status == 0
     await load.advance()
     return load.lost_by_client - before
+
+
+@pytest.mark.usefixtures("standby")
+@pytest.mark.parametrize("expiry", [NEVER])
+async def test_a_draining_server_ends_its_sessions_itself(
+    pair: Pair, active: Node, tmp_path: Path
+) -> None:
+    """HAProxy cuts none of them, although it has noticed that the server takes no new ones."""
+    await create_stream(active)
+    async with client_of(active) as s2:
+        for _ in range(10):  # more than the server sends to a reader that takes nothing
+            record = Record(b"m" * 1_000_000)
+            await s2.basin(BASIN).stream(STREAM).append(AppendInput([record]))
+    log = tmp_path / "haproxy.log"
+    async with haproxy(tmp_path, pair.ports) as urls:
+        # Until its first check, a server counts as up.
+        await logged(log, "Server streamfold/b is DOWN")
+        port = httpx.URL(urls.h1).port
+        assert port is not None
+        async with h1_client(port) as writer, h2_client(port, give_credit=False, window=100) as h2:
+            await writer.send(APPEND_SESSION)
+            assert (await writer.head())[0] == 200
+            reader = h2.open("GET", f"{PATH}?seq_num=0", SESSION, end=True)
+            await h2.body_of(reader, 100)
+            active.process.send_signal(signal.SIGTERM)
+            await logged(log, "Server streamfold/a is ")  # stopping; or down, and both are cut
+            h2.take(reader, 1 << 30)
+            last = frames_in(bytes((await h2.whole(reader)).body))[-1]
+            for failure in (last.failure(), await failure_of(writer)):
+                code = json.loads(failure.body)["code"]
+                assert (failure.status, code) == (503, "server_draining")
+            assert (await active.ending()).status == 0
 
 
 @pytest.mark.usefixtures("standby")

@@ -132,7 +132,9 @@ class OpsEndpoints:
         reports the damage.
         """
         if self._gate.draining.is_set():
-            await request.respond(503, (_TEXT,), b"draining\n")
+            # HAProxy keeps the open connections of a server that answers 404 (`disable-on-404`).
+            status = 404 if request.query == "draining=404" else 503
+            await request.respond(status, (_TEXT,), b"draining\n")
             return
         try:
             if self._lease is not None:
