@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.lanes import Lane
 from streamfold.snapshotter.spark.plans import Plan, PlanReader, PlanServer, TaskPartition
 from streamfold.snapshotter.spark.query import pack
@@ -24,8 +25,10 @@ from streamfold.snapshotter.spark.tasks.batch import (
 )
 from streamfold.snapshotter.spark.tasks.intake import ReadPosition, TableState
 from streamfold.snapshotter.transactions import TransactionLimits, TransactionWait
+from streamfold.spark.errors import StreamReplacedError
 from tests.spark.server import Server
 from tests.spark.snapshotter.feeding import envelope, feed
+from tests.spark.snapshotter.stepping import Table
 from tests.spark.snapshotter.tables import table_job, table_schema
 from tests.spark.snapshotter.waiting import TIMEOUT
 
@@ -163,3 +166,26 @@ def test_a_released_transaction_is_read_whole_and_other_ranges_as_much_as_fits(
     assert sum(map(len, work.read(most_bytes=1))) < 10
     released = replace(work, state=replace(work.state, releases=True))
     assert sum(map(len, released.read(most_bytes=1))) == 10
+
+
+def test_records_are_read_only_from_the_stream_that_the_archive_was_made_from(
+    server: Server, fresh: Callable[[], str], tmp_path: Path, loop: DriverLoop
+) -> None:
+    stream, other, large = fresh(), fresh(), "x" * 900_000
+    first = [envelope("c", after={"id": 0, "name": large}), envelope("d", {"id": 0})]
+    feed(server, stream, first)
+    table = Table(table_job(server, stream, tmp_path), loop)
+    table.take_in()
+    feed(server, stream, [envelope("c", after={"id": number}) for number in range(3)])
+    feed(server, other, [envelope("c", after={"id": number}) for number in range(5)])
+
+    def numbers(work: TableWork) -> list[int]:
+        return [n for batch in work.read(most_bytes=1) for n in batch["seq_num"].to_pylist()]
+
+    work = table.work(2, 5)
+    assert numbers(work) == [2, 3, 4]
+    job = replace(work.state.job, stream=other)
+    with pytest.raises(StreamReplacedError, match="created anew"):
+        numbers(replace(work, state=replace(work.state, job=job)))
+    server.trim(stream, 2)  # which proves nothing about the stream
+    assert numbers(work) == [2, 3, 4]

@@ -20,8 +20,7 @@ from streamfold.snapshotter.spark.errors_from_spark import (
 )
 from streamfold.snapshotter.spark.table.progress import UnreadRecords
 from streamfold.snapshotter.spark.table_job import TableJob
-from streamfold.snapshotter.spark.tasks.arrivals import TASK_BYTES, read_records
-from streamfold.snapshotter.spark.tasks.batch import check_last_record
+from streamfold.snapshotter.spark.tasks.arrivals import LastRecord, read_records
 from streamfold.snapshotter.spark.tasks.intake import StreamStart
 from streamfold.spark.errors import EndpointUnavailableError
 from streamfold.spark.stream.client import Endpoint, ServerConnection, StreamCalls, answer_timeout
@@ -177,11 +176,9 @@ class StreamEdges:
             self._ask, lambda streams: streams.timestamp(self._job.stream, seq_num)
         )
 
-    async def check_last_record(self, record: tuple[int, int]) -> None:
+    async def check_last_record(self, last: LastRecord) -> None:
         """Raise StreamReplacedError if a record's timestamp is not the one in the archive."""
-        await asyncio.to_thread(
-            self._ask, lambda streams: check_last_record(streams, self._job.stream, record)
-        )
+        last.check(self._job.stream, await self.timestamp(last.seq_num))
 
     async def unread(self, start: int, tail: int) -> UnreadRecords:
         """Describe the records that are not taken in."""
@@ -198,7 +195,7 @@ class StreamEdges:
         """Return the LSN of the newest commit among the last records; None without source positions."""
         last = Range(self._job.stream, max(start, tail - _LOOK_BACK), tail)
         endpoint = short_requests(self._job.endpoint)
-        batches = await asyncio.to_thread(read_records, endpoint, last, TASK_BYTES)
+        batches = await asyncio.to_thread(read_records, endpoint, last)
         positions = [(SourcePositions.of(batch["headers"]), len(batch)) for batch in batches]
         newest = joined([p.span(0, count, 0) for p, count in positions if p])
         return None if newest is None else newest.last

@@ -36,7 +36,8 @@ from streamfold.snapshotter.spark.table.failures import TableFailures
 from streamfold.snapshotter.spark.table.progress import CommitLog, TableProgress
 from streamfold.snapshotter.spark.table.requests import Request, SnapshotRequests
 from streamfold.snapshotter.spark.table_job import TableJob
-from streamfold.snapshotter.spark.tasks.batch import TableWork, last_record
+from streamfold.snapshotter.spark.tasks.arrivals import LastRecord
+from streamfold.snapshotter.spark.tasks.batch import TableWork
 from streamfold.snapshotter.spark.tasks.fold import FoldStep
 from streamfold.snapshotter.spark.tasks.intake import (
     FIRST,
@@ -258,8 +259,8 @@ class TableWriter:
         if self._archive.head is not None:
             # Before the status shows the head, up to which `publish` trims the stream.
             self._check_length(await self._tail())
-            if record := last_record(self._archive.manifest, self.job):
-                await self._edges.check_last_record(record)
+            if last := LastRecord.of(self._archive.manifest, self.job.layout):
+                await self._edges.check_last_record(last)
         else:
             self._start = await self._edges.start()
             self._progress.start = self._start.seq_num

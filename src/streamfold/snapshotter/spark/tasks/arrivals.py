@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
 
+from streamfold.archive.manifest.model import Manifest
 from streamfold.archive.schema import TableSchema
 from streamfold.archive.write.artifacts import WrittenPart
+from streamfold.archive.write.layout import Layout
 from streamfold.errors import NotFoundError, StreamfoldError
 from streamfold.snapshotter.spark.errors_from_spark import StreamMissingError
 from streamfold.snapshotter.spark.tasks.decode import (
@@ -31,6 +33,7 @@ from streamfold.snapshotter.spark.tasks.results import (
     raise_task_errors,
     written_parts,
 )
+from streamfold.spark.errors import StreamReplacedError
 from streamfold.spark.stream.client import Endpoint, answer_timeout
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch
@@ -45,6 +48,32 @@ class RangeTooLargeError(StreamfoldError):
     """One task cannot hold the records: they have to be spread over several."""
 
     code = "range_too_large"
+
+
+class LastRecord(NamedTuple):
+    """The last record in an archive, and its timestamp."""
+
+    seq_num: int
+    timestamp: int
+
+    @classmethod
+    def of(cls, manifest: Manifest | None, layout: Layout) -> LastRecord | None:
+        """Return the record; None if it or its timestamp is unknown."""
+        source = manifest.source if manifest else None
+        if manifest is None or source is None or source.timestamp is None:
+            return None
+        head = layout.seq_num(manifest.head_position)
+        is_known = head >= 0 and str(head + 1) in source.offsets.values()
+        return cls(head, source.timestamp) if is_known else None
+
+    def check(self, stream: str, shown: int | None) -> None:
+        """Raise if the record now has another timestamp: its stream was created anew.
+
+        That includes a stream of another name, unless it is a copy with the same records. A trimmed
+        record proves nothing; then only the length of the stream is checked.
+        """
+        if shown not in (None, self.timestamp):
+            raise StreamReplacedError(stream, self.seq_num, self.timestamp, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +175,18 @@ def record_batches(endpoint: Endpoint, records: Range) -> Iterator[pa.RecordBatc
 
 
 def read_records(
-    endpoint: Endpoint, records: Range, most_bytes: int = TASK_BYTES
+    endpoint: Endpoint,
+    records: Range,
+    most_bytes: int = TASK_BYTES,
+    after: LastRecord | None = None,
 ) -> list[pa.RecordBatch]:
-    """Read the beginning of the range, up to about `most_bytes`."""
+    """Read the beginning of the range, up to about `most_bytes`.
+
+    `after` is the record before the range: StreamReplacedError if the stream has another one there,
+    DataLossError if it has none.
+    """
     batches, size = [], 0
-    for batch in record_batches(endpoint, records):
+    for batch in _batches_after(endpoint, records, after):
         batches.append(batch)
         size += batch.nbytes
         if size > most_bytes:
@@ -158,9 +194,25 @@ def read_records(
     return batches
 
 
-def read_whole(endpoint: Endpoint, records: Range) -> list[pa.RecordBatch]:
+def _batches_after(
+    endpoint: Endpoint, records: Range, last: LastRecord | None
+) -> Iterator[pa.RecordBatch]:
+    start = records.start if last is None else last.seq_num
+    for batch in record_batches(endpoint, replace(records, start=start)):
+        if last is not None and batch["seq_num"][0].as_py() == last.seq_num:
+            last.check(
+                records.stream, (batch["timestamp"][0].cast(pa.int64()).as_py() or 0) // 1000
+            )
+            batch = batch.slice(1)
+        if len(batch):
+            yield batch
+
+
+def read_whole(
+    endpoint: Endpoint, records: Range, after: LastRecord | None = None
+) -> list[pa.RecordBatch]:
     """Read the whole range; RangeTooLargeError if one task cannot hold it."""
-    batches = read_records(endpoint, records)
+    batches = read_records(endpoint, records, after=after)
     if sum(map(len, batches)) < len(records):
         raise RangeTooLargeError(
             f"records {records.start} to {records.end - 1} of stream {records.stream!r} exceed "

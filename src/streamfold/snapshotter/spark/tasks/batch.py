@@ -19,12 +19,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from streamfold.archive.manifest.model import Manifest
 from streamfold.errors import NotFoundError, RetryLaterError, StreamfoldError
 from streamfold.snapshotter.spark.errors_from_spark import StreamMissingError, error_from_spark
-from streamfold.snapshotter.spark.table_job import TableJob
 from streamfold.snapshotter.spark.tasks.arrivals import (
     TASK_BYTES,
+    LastRecord,
     TaskRecords,
     read_records,
     read_whole,
@@ -37,7 +36,7 @@ from streamfold.snapshotter.spark.tasks.results import (
     result_batch,
     return_memory,
 )
-from streamfold.spark.errors import StreamReplacedError
+from streamfold.spark.errors import DataLossError, StreamReplacedError
 from streamfold.spark.stream.client import ServerConnection, StreamCalls, answer_timeout
 from streamfold.spark.stream.range_reads import Range
 
@@ -58,28 +57,6 @@ class TableSlowError(RetryLaterError):
     """A table held up a task of several: it continues in jobs of its own."""
 
     code = "table_slow"
-
-
-def last_record(manifest: Manifest | None, job: TableJob) -> tuple[int, int] | None:
-    """Return the last record in the archive and its timestamp; None if either is unknown."""
-    source = manifest.source if manifest else None
-    if manifest is None or source is None or source.timestamp is None:
-        return None
-    head = job.layout.seq_num(manifest.head_position)
-    is_known = head >= 0 and str(head + 1) in source.offsets.values()
-    return (head, source.timestamp) if is_known else None
-
-
-def check_last_record(streams: StreamCalls, stream: str, record: tuple[int, int]) -> None:
-    """Raise if the archive's last record is now a different one: its stream was created anew.
-
-    That includes a stream of another name, unless it is a copy with the same records. A trimmed record
-    proves nothing; then only the length of the stream is checked.
-    """
-    seq_num, timestamp = record
-    shown = streams.timestamp(stream, seq_num)
-    if shown not in (None, timestamp):
-        raise StreamReplacedError(stream, seq_num, timestamp, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +86,37 @@ class TableWork:
         Leaves what exceeds `most_bytes` to the next batch, unless a transaction would end there:
         RangeTooLargeError then.
         """
-        self.check_stream()
+        last = self._last_record
+        if last is None or last.seq_num != self.start - 1:
+            self.check_stream()
+            return self._read(most_bytes)
+        try:
+            return self._read(most_bytes, last)  # one request checks and reads
+        except DataLossError as error:
+            if isinstance(error, StreamReplacedError):
+                raise
+            return self._read(most_bytes)  # the archive's last record is trimmed
+
+    def _read(self, most_bytes: int, after: LastRecord | None = None) -> list[pa.RecordBatch]:
         endpoint = self.state.job.endpoint
         if self.state.releases:
-            return read_whole(endpoint, self.records)
-        return read_records(endpoint, self.records, most_bytes)
+            return read_whole(endpoint, self.records, after)
+        return read_records(endpoint, self.records, most_bytes, after)
+
+    @property
+    def _last_record(self) -> LastRecord | None:
+        return LastRecord.of(self.state.manifest, self.state.job.layout)
 
     def check_stream(self) -> None:
         """Raise if the stream is not the one that the archive was made from."""
-        job = self.state.job
-        endpoint, record = job.endpoint, last_record(self.state.manifest, job)
-        if record is None:
+        endpoint, last, stream = self.state.job.endpoint, self._last_record, self.state.job.stream
+        if last is None:
             return
         try:
             with ServerConnection(endpoint, answer_timeout(endpoint)) as connection:
-                check_last_record(StreamCalls(connection), job.stream, record)
+                last.check(stream, StreamCalls(connection).timestamp(stream, last.seq_num))
         except NotFoundError:
-            raise StreamMissingError(job.stream, endpoint.basin, endpoint.origin) from None
+            raise StreamMissingError(stream, endpoint.basin, endpoint.origin) from None
 
     def run(self, most_bytes: int = TASK_BYTES) -> Intake:
         """Read and take in the records, as many as `read` returns."""
