@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from streamfold.errors import NotFoundError, RetryLaterError, StreamfoldError
 from streamfold.snapshotter.source_positions import SourcePositions, joined
-from streamfold.snapshotter.spark.errors_from_spark import (
-    ServerUnreachableError,
-    StreamMissingError,
-)
+from streamfold.snapshotter.spark.errors_from_spark import StreamMissingError
 from streamfold.snapshotter.spark.table.progress import UnreadRecords
 from streamfold.snapshotter.spark.table_job import TableJob
-from streamfold.snapshotter.spark.tasks.arrivals import LastRecord, read_records
+from streamfold.snapshotter.spark.tasks.arrivals import LastRecord, ask_stream, read_records
 from streamfold.snapshotter.spark.tasks.intake import StreamStart
-from streamfold.spark.errors import EndpointUnavailableError
 from streamfold.spark.stream.client import Endpoint, ServerConnection, StreamCalls, answer_timeout
 from streamfold.spark.stream.options import EARLIEST, LATEST
 from streamfold.spark.stream.range_reads import Range
@@ -72,7 +68,7 @@ class StreamTails:
         try:
             return await outcome
         except NotFoundError:
-            raise StreamMissingError(job.stream, endpoint.basin, endpoint.origin) from None
+            raise StreamMissingError(endpoint, job.stream) from None
 
     async def _request(self, endpoint: Endpoint) -> None:
         await asyncio.sleep(_GATHER)
@@ -111,8 +107,6 @@ class StreamTails:
         except Exception as error:
             if connection is not None:
                 connection.close()
-            if isinstance(error, EndpointUnavailableError):
-                error = ServerUnreachableError(endpoint.origin, error.cause)
             return dict.fromkeys(streams, error)
         if connection.lacks_tails:
             self._lacking.add(endpoint)
@@ -141,17 +135,6 @@ def short_requests(endpoint: Endpoint) -> Endpoint:
     return replace(endpoint, retry_timeout=min(endpoint.retry_timeout, RETRY_SECONDS))
 
 
-@contextmanager
-def connected(endpoint: Endpoint) -> Iterator[StreamCalls]:
-    """Connect to a server that has to answer soon."""
-    short = short_requests(endpoint)
-    try:
-        with ServerConnection(short, answer_timeout(short)) as connection:
-            yield StreamCalls(connection)
-    except EndpointUnavailableError as error:
-        raise ServerUnreachableError(short.origin, error.cause) from error
-
-
 class StreamEdges:
     """Positions in the stream of one table."""
 
@@ -167,14 +150,12 @@ class StreamEdges:
     async def start(self) -> StreamStart:
         """Return where a table without an archive starts; fetched once, so it stays the same."""
         if self._start is None:
-            self._start = await asyncio.to_thread(self._ask, self._find_start)
+            self._start = await self._ask(self._find_start)
         return self._start
 
     async def timestamp(self, seq_num: int) -> int | None:
         """Return the timestamp of a record in milliseconds; None if it no longer exists."""
-        return await asyncio.to_thread(
-            self._ask, lambda streams: streams.timestamp(self._job.stream, seq_num)
-        )
+        return await self._ask(lambda streams: streams.timestamp(self._job.stream, seq_num))
 
     async def check_last_record(self, last: LastRecord) -> None:
         """Raise StreamReplacedError if a record's timestamp is not the one in the archive."""
@@ -200,13 +181,9 @@ class StreamEdges:
         newest = joined([p.span(0, count, 0) for p, count in positions if p])
         return None if newest is None else newest.last
 
-    def _ask(self, question: Callable[[StreamCalls], T]) -> T:
-        job = self._job
-        try:
-            with connected(job.endpoint) as streams:
-                return question(streams)
-        except NotFoundError:
-            raise StreamMissingError(job.stream, job.endpoint.basin, job.endpoint.origin) from None
+    async def _ask(self, question: Callable[[StreamCalls], T]) -> T:
+        endpoint = short_requests(self._job.endpoint)
+        return await asyncio.to_thread(ask_stream, endpoint, self._job.stream, question)
 
     def _find_start(self, streams: StreamCalls) -> StreamStart:
         job = self._job

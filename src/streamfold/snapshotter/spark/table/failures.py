@@ -35,7 +35,7 @@ class TableFailures:
     """The failures of one table; used on one loop."""
 
     def __init__(self, job: TableJob, progress: TableProgress, backoff: Backoff) -> None:
-        self._table, self._server = job.table, job.source["endpoint"]
+        self._table, self._server = job.table, job.endpoint.origin
         self._progress = progress
         self._backoff = backoff
         self._rng = random.Random()  # noqa: S311 - only for pauses

@@ -6,10 +6,10 @@ and write with the same functions, so the archive does not depend on which of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -34,9 +34,11 @@ from streamfold.snapshotter.spark.tasks.results import (
     written_parts,
 )
 from streamfold.spark.errors import StreamReplacedError
-from streamfold.spark.stream.client import Endpoint, answer_timeout
+from streamfold.spark.stream.client import Endpoint, ServerConnection, StreamCalls, answer_timeout
 from streamfold.spark.stream.range_reads import Range, Wanted, read_range
 from streamfold.spark.stream.rows import arrow_schema, record_batch
+
+T = TypeVar("T")
 
 #: Bytes of records that one task holds for one table; decoded changes take several times as much.
 TASK_BYTES = 32 << 20
@@ -171,7 +173,16 @@ def record_batches(endpoint: Endpoint, records: Range) -> Iterator[pa.RecordBatc
             yield record_batch(records.stream, columns, _SCHEMA)
     except NotFoundError:
         # It was just deleted: the next look at its tail tells whether the table waits or stops.
-        raise StreamMissingError(records.stream, endpoint.basin, endpoint.origin) from None
+        raise StreamMissingError(endpoint, records.stream) from None
+
+
+def ask_stream(endpoint: Endpoint, stream: str, question: Callable[[StreamCalls], T]) -> T:
+    """Ask a question about a stream over a connection of its own; StreamMissingError without it."""
+    try:
+        with ServerConnection(endpoint, answer_timeout(endpoint)) as connection:
+            return question(StreamCalls(connection))
+    except NotFoundError:
+        raise StreamMissingError(endpoint, stream) from None
 
 
 def read_records(

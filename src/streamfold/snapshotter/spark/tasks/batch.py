@@ -19,12 +19,13 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from streamfold.errors import NotFoundError, RetryLaterError, StreamfoldError
-from streamfold.snapshotter.spark.errors_from_spark import StreamMissingError, error_from_spark
+from streamfold.errors import RetryLaterError, StreamfoldError
+from streamfold.snapshotter.spark.errors_from_spark import error_from_spark
 from streamfold.snapshotter.spark.tasks.arrivals import (
     TASK_BYTES,
     LastRecord,
     TaskRecords,
+    ask_stream,
     read_records,
     read_whole,
 )
@@ -37,7 +38,6 @@ from streamfold.snapshotter.spark.tasks.results import (
     return_memory,
 )
 from streamfold.spark.errors import DataLossError, StreamReplacedError
-from streamfold.spark.stream.client import ServerConnection, StreamCalls, answer_timeout
 from streamfold.spark.stream.range_reads import Range
 
 T = TypeVar("T")
@@ -109,14 +109,12 @@ class TableWork:
 
     def check_stream(self) -> None:
         """Raise if the stream is not the one that the archive was made from."""
-        endpoint, last, stream = self.state.job.endpoint, self._last_record, self.state.job.stream
-        if last is None:
-            return
-        try:
-            with ServerConnection(endpoint, answer_timeout(endpoint)) as connection:
-                last.check(stream, StreamCalls(connection).timestamp(stream, last.seq_num))
-        except NotFoundError:
-            raise StreamMissingError(stream, endpoint.basin, endpoint.origin) from None
+        last, job = self._last_record, self.state.job
+        if last is not None:
+            shown = ask_stream(
+                job.endpoint, job.stream, lambda calls: calls.timestamp(job.stream, last.seq_num)
+            )
+            last.check(job.stream, shown)
 
     def run(self, most_bytes: int = TASK_BYTES) -> Intake:
         """Read and take in the records, as many as `read` returns."""
