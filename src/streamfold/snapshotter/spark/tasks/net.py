@@ -71,9 +71,11 @@ def write_net_changes(batches: Batches, step: NetStep) -> Iterator[TaskResult]:
 
 def write_buckets(results: Iterable[TaskResult], step: NetStep) -> Iterator[TaskResult]:
     """Write and yield the part of each bucket; payloads are changes, or None."""
-    for bucket, own in groupby(results, key=lambda result: result.bucket):
-        changes = [result.payload for result in own if result.payload is not None]
-        yield TaskResult.of_part(bucket, asyncio.run(_write_bucket(step, bucket, changes)))
+    with asyncio.Runner() as runner:
+        for bucket, own in groupby(results, key=lambda result: result.bucket):
+            changes = [result.payload for result in own if result.payload is not None]
+            written = runner.run(_write_bucket(step, bucket, changes))
+            yield TaskResult.of_part(bucket, written)
 
 
 async def _write_bucket(step: NetStep, bucket: int, runs: list[pa.Table]) -> WrittenPart:
