@@ -15,7 +15,7 @@ import pytest
 from streamfold.snapshotter.spark.driver_loop import DriverLoop
 from streamfold.snapshotter.spark.lanes import Lane
 from streamfold.snapshotter.spark.plans import Plan, PlanReader, PlanServer, TaskPartition
-from streamfold.snapshotter.spark.query import pack
+from streamfold.snapshotter.spark.query import _Ticket, first_that_fit, pack
 from streamfold.snapshotter.spark.tasks.batch import (
     _AT_ONCE,
     STALL_SECONDS,
@@ -64,6 +64,13 @@ def test_large_ranges_get_tasks_of_similar_size(work: Work) -> None:
 
 def test_a_task_has_room_for_so_many_tables(work: Work) -> None:
     assert sizes(pack([work(f"t{n}", 0, 1) for n in range(40)], 4)) == [20, 20]
+
+
+def test_every_task_of_a_batch_may_have_one_large_range(work: Work) -> None:
+    works = [work(f"t{n}", 0, 100_000) for n in range(5)]
+    chosen = [ticket.work for ticket in first_that_fit([_Ticket(work) for work in works], 2)]
+    assert chosen == works[:2]
+    assert sizes(pack(chosen, 2)) == [1, 1]
 
 
 def test_a_plan_reaches_the_source_and_becomes_its_partitions_and_offsets(work: Work) -> None:

@@ -290,11 +290,15 @@ class ChangeQuery(JobLanes):
 
 
 def first_that_fit(tickets: Sequence[_Ticket], tasks: int) -> list[_Ticket]:
-    """Return the tickets of the next batch, so that no task of it takes long; one at least."""
+    """Return the tickets of the next batch, so that no task of it takes long.
+
+    As many tickets as tasks always fit: each gets a task of its own.
+    """
     chosen, records = list[_Ticket](), 0
     for ticket in tickets:
         records += ticket.work.end - ticket.work.start
-        if chosen and (records > tasks * _TASK_RECORDS_MAX or len(chosen) == tasks * _TASK_TABLES):
+        is_full = records > tasks * _TASK_RECORDS_MAX or len(chosen) == tasks * _TASK_TABLES
+        if is_full and len(chosen) >= tasks:
             break
         chosen.append(ticket)
     return chosen
