@@ -128,6 +128,10 @@ class Section:
 
         return self.parsed(name, default, parse)
 
+    def flag(self, name: str) -> bool | None:
+        raw = self.raw(name)
+        return raw if isinstance(raw, bool) else self.parsed(name, None, _boolean)
+
     def duration(self, name: str, default: T) -> timedelta | T:
         return self.parsed(name, default, parse_duration)
 
@@ -256,8 +260,7 @@ def _read(section: Section, field: inspect.Field) -> Any:
         case inspect.TimeDeltaType():
             return section.duration(name, None)
         case inspect.BoolType():
-            raw = section.raw(name)
-            return raw if isinstance(raw, bool) else section.parsed(name, None, _boolean)
+            return section.flag(name)
         case inspect.VarTupleType(item_type=inspect.StrType()):
             return section.texts(name, ()) or None
     return section.raw(name)

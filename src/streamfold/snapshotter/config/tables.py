@@ -118,7 +118,7 @@ def _read_table(section: Section, credentials: Mapping[str, Profile]) -> TableSe
         transactions=_transactions(section.section("transactions")),
         buckets=_buckets(section),
         layout=section.choice("layout", tuple(LAYOUTS), STREAMFOLD.name),
-        delta=_delta(section),
+        delta=section.flag("delta") or None,  # no is not listed
     )
     _check_layout(section, settings)
     if settings.delta and "parquet" not in {form for form, _ in settings.formats.snapshot}:
@@ -215,14 +215,6 @@ def _schema(section: Section, keys: tuple[str, ...]) -> TableSchema | None:
     except InvalidError as error:
         section.problem("schema", error.message)
         return None
-
-
-def _delta(section: Section) -> bool | None:
-    """Return True to maintain the log; None otherwise, so that it is not listed."""
-    value = section.raw("delta")
-    if value not in (None, True, False, "true", "false"):
-        section.problem("delta", f"{value} must be true or false")
-    return True if value in (True, "true") else None
 
 
 def _buckets(section: Section) -> int | None:
