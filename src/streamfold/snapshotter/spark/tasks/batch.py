@@ -125,7 +125,7 @@ class TableWork:
         return replace(intake, seconds=time.monotonic() - began, size_bytes=size)
 
     def pack(self) -> bytes:
-        """Return the work for a task: the state of a table with a long chain has a megabyte."""
+        """Return the work for a task: the state of a table with many buckets has megabytes."""
         return zlib.compress(pickle.dumps(self), 1)
 
     @classmethod
@@ -160,8 +160,7 @@ def take_in_alone(batches: Batches, packed: bytes) -> Iterator[pa.RecordBatch]:
 def _result(table: str, result: Intake | StreamfoldError) -> pa.RecordBatch:
     if isinstance(result, StreamfoldError):
         return result_batch(TaskResult(FAILURE, 0, pickle.dumps((table, result.to_wire()))))
-    rows = result.batch.records if result.batch else 0
-    return result_batch(TaskResult(0, rows, pickle.dumps((table, result))))
+    return result_batch(TaskResult(0, 0, pickle.dumps((table, result))))
 
 
 def intakes(rows: Sequence[TaskResult]) -> dict[str, Intake | StreamfoldError]:

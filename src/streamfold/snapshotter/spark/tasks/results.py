@@ -35,8 +35,7 @@ class TaskResult(NamedTuple):
 
     @classmethod
     def of_part(cls, bucket: int, written: WrittenPart) -> TaskResult:
-        rows = next(iter(written.files.values())).rows or 0
-        return cls(bucket, rows, msgspec.json.encode(written))
+        return cls(bucket, 0, msgspec.json.encode(written))
 
 
 def written_parts(rows: Sequence[Any]) -> list[WrittenPart]:
