@@ -388,9 +388,10 @@ def test_a_server_without_tokens_offers_no_log_out(server: ConsoleServer, page: 
 
 def test_charts_show_what_was_before_the_page_was_opened(server: ConsoleServer, page: Page) -> None:
     page.goto(server.page())
-    page.wait_for_function(
-        "fetch('history').then(async (got) => (await got.json()).readings.length > 2)"
-    )
+    # The server reads its metrics every 15 s. `wait_for_function` does not await a promise.
+    count = "fetch('history').then(async (got) => (await got.json()).readings.length)"
+    while page.evaluate(count) <= 3:
+        page.wait_for_timeout(500)
     # The page gets one reading of its own: with some, it could draw as much after half a minute.
     asked: list[Route] = []
 
