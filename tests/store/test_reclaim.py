@@ -308,6 +308,21 @@ async def test_two_merges_into_one_run_do_not_end_the_store() -> None:
     await engine.close()
 
 
+async def test_of_merges_that_are_submitted_together_some_are_left_for_later(
+    tmp_path: Path,
+) -> None:
+    """SlateDB refuses a merge once one with a newer name is stored (upstream defect 30)."""
+    engine = await SlateEngine.open(open_location(tmp_path.as_uri()))
+    for _ in range(5):
+        for number in range(3):
+            await commit_rows(engine, [(b"%d" % number, bytes(1000))])
+            await engine.flush()
+        runs = [run.id for run in (await engine.tables()).runs]
+        async with asyncio.timeout(120):
+            assert any(await asyncio.gather(*(engine.merge(runs, young=True) for _ in range(16))))
+    await engine.close()
+
+
 async def test_a_merge_does_not_lose_what_another_one_has_added_to_a_run() -> None:
     """In several stores, because it depends on which of the merges ends first."""
     async with asyncio.TaskGroup() as group:

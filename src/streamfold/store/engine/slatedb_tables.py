@@ -23,7 +23,13 @@ from typing import Any, Final
 from streamfold.blob import BlobStore
 from streamfold.errors import StorageError
 from streamfold.store.engine.engine import DiskUse, TableRun, Tables
-from streamfold.store.engine.native import Admin, Compaction, SlateManifest, TableView
+from streamfold.store.engine.native import (
+    Admin,
+    Compaction,
+    EngineError,
+    SlateManifest,
+    TableView,
+)
 
 #: Seconds for which the tables that a merge has replaced stay readable.
 REPLACED_SECONDS: Final = 5
@@ -36,6 +42,9 @@ _MIN_AGE_MS = 5_000
 _MANIFEST_MIN_AGE_MS, _LOCAL_MANIFEST_MIN_AGE_MS = 60_000, 600_000
 #: Seconds between checks of whether a merge is done.
 _MERGE_CHECK_INTERVAL = 0.25
+#: What SlateDB says if it has stored a merge with a newer name meanwhile. Its clock is ours and never
+#: goes back.
+_OVERTAKEN: Final = "invalid clock tick"
 #: Bytes of commits that are tracked as one.
 _PENDING_STEP = 64 << 10
 
@@ -104,7 +113,13 @@ class SlateTables:
         if young and runs and present[0] not in runs:
             return False  # SlateDB has just made a run of young tables, which belongs between these
         destination = min(runs) if runs else max(present, default=-1) + 1
-        submitted = await self._admin.submit_compaction(views_merged, runs_merged, destination)
+        try:
+            submitted = await self._admin.submit_compaction(views_merged, runs_merged, destination)
+        except EngineError as error:
+            if _OVERTAKEN not in str(error.args[1]):
+                raise
+            # SlateDB stored another merge after naming this one: upstream defect 30.
+            return False
         merge: Compaction | None = submitted
         while merge is not None and not merge.ended:
             await asyncio.sleep(_MERGE_CHECK_INTERVAL)
