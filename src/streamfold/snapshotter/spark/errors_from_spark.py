@@ -25,7 +25,6 @@ from streamfold.spark.errors import (
     StreamReplacedError,
     error_behind,
 )
-from streamfold.spark.stream.client import Endpoint
 
 #: Maximum characters of Spark's message in a status.
 SHOWN = 500
@@ -55,10 +54,10 @@ class StreamMissingError(RetryLaterError):
 
     code = "stream_missing"
 
-    def __init__(self, endpoint: Endpoint, stream: str) -> None:
+    def __init__(self, stream: str, basin: str, server: str) -> None:
         super().__init__(
-            f"stream {stream!r} does not exist in basin {endpoint.basin!r} at {endpoint.origin}: the "
-            "table waits until it is created; correct source.stream if this is not its name"
+            f"stream {stream!r} does not exist in basin {basin!r} at {server}: the table waits until "
+            "it is created; correct source.stream if this is not its name"
         )
         self.stream = stream
 

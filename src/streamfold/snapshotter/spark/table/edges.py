@@ -68,7 +68,7 @@ class StreamTails:
         try:
             return await outcome
         except NotFoundError:
-            raise StreamMissingError(endpoint, job.stream) from None
+            raise StreamMissingError(job.stream, endpoint.basin, endpoint.origin) from None
 
     async def _request(self, endpoint: Endpoint) -> None:
         await asyncio.sleep(_GATHER)

@@ -173,7 +173,7 @@ def record_batches(endpoint: Endpoint, records: Range) -> Iterator[pa.RecordBatc
             yield record_batch(records.stream, columns, _SCHEMA)
     except NotFoundError:
         # It was just deleted: the next look at its tail tells whether the table waits or stops.
-        raise StreamMissingError(endpoint, records.stream) from None
+        raise StreamMissingError(records.stream, endpoint.basin, endpoint.origin) from None
 
 
 def ask_stream(endpoint: Endpoint, stream: str, question: Callable[[StreamCalls], T]) -> T:
@@ -182,7 +182,7 @@ def ask_stream(endpoint: Endpoint, stream: str, question: Callable[[StreamCalls]
         with ServerConnection(endpoint, answer_timeout(endpoint)) as connection:
             return question(StreamCalls(connection))
     except NotFoundError:
-        raise StreamMissingError(endpoint, stream) from None
+        raise StreamMissingError(stream, endpoint.basin, endpoint.origin) from None
 
 
 def read_records(
