@@ -210,6 +210,8 @@ def test_parquet_of_other_writers_is_read() -> None:
     assert rows_of(ParquetFormat().read_rows(sink, USERS, ["id"])) == [{"id": 1}, {"id": 2}]
     with pytest.raises(InvalidError, match="schema"):
         list(ParquetFormat().read_changes(sink, None))
+    with pytest.raises(ArtifactCorruptError, match=r"lacks the columns .*'action'"):
+        list(ParquetFormat().read_changes(sink, USERS))
 
 
 def test_the_two_kinds_of_protobuf_are_never_mistaken_for_each_other() -> None:

@@ -98,7 +98,12 @@ class ParquetFormat(Format):
             schema = schema or stored
             if schema is None:
                 raise InvalidError("this Parquet file names no schema: give the table's schema")
-            for batch in _batches(file, schema.changes.names):
+            names = schema.changes.names
+            if missing := [name for name in names if name not in file.schema_arrow.names]:
+                raise ArtifactCorruptError(
+                    f"the Parquet file of changes lacks the columns {missing}"
+                )
+            for batch in _batches(file, names):
                 yield from verified(batch, schema)
 
 
